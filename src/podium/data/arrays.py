@@ -1,0 +1,69 @@
+"""Sources: where samples come from. A source delivers many samples at once into buffers that the feed reuses.
+
+`Source` is what the feed, validation and prediction see; `ArraySource` serves arrays that are in memory.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Arrays = Mapping[str, NDArray]
+
+
+@dataclass(frozen=True)
+class Field:
+    """Shape and type of one sample's part of a batch, as delivered (not as stored)."""
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+
+    @property
+    def num_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class Source(Protocol):
+    """Samples by number. `gather` writes sample `samples[i]` into row i of every array of `out`."""
+
+    fields: Mapping[str, Field]
+
+    def __len__(self) -> int: ...
+
+    def gather(self, samples: NDArray[np.int64], out: Arrays) -> None: ...
+
+
+class ArraySource:
+    """Samples of arrays in memory, each optionally transformed on the way (`convert[name](rows, out)`)."""
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        fields: Mapping[str, Field] | None = None,
+        convert: Mapping[str, Callable[[NDArray, NDArray], None]] | None = None,
+    ) -> None:
+        self.arrays = arrays
+        self.fields = fields or {name: Field(array.shape[1:], array.dtype) for name, array in arrays.items()}
+        self._convert = convert or {}
+        (self._length,) = {len(array) for array in arrays.values()}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def gather(self, samples: NDArray[np.int64], out: Arrays) -> None:
+        for name, array in self.arrays.items():
+            target = out[name]
+            if name in self._convert:
+                self._convert[name](array.take(samples, axis=0), target)
+            elif array.dtype == target.dtype:
+                # mode="clip" lets numpy write straight into `out`; the default mode buffers the whole result.
+                array.take(samples, axis=0, out=target, mode="clip")
+            else:
+                target[...] = array.take(samples, axis=0)
+
+
+def empty_buffers(fields: Mapping[str, Field], num_samples: int) -> dict[str, NDArray]:
+    """Uninitialised arrays that can hold `num_samples` delivered samples."""
+    return {name: np.empty((num_samples, *field.shape), field.dtype) for name, field in fields.items()}

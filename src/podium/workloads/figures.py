@@ -1,0 +1,50 @@
+"""One look for every picture. Matplotlib's object interface, no pyplot: no global state, no display needed."""
+
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+INK, MUTED, GRID = "#1f2933", "#6b7785", "#e4e7eb"
+ACCENT, SECOND, THIRD, FOURTH = "#2563eb", "#e4572e", "#0f9d78", "#a855f7"
+PALETTE = (ACCENT, SECOND, THIRD, FOURTH)
+
+_STYLE = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "semibold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+
+
+def style() -> rc_context:
+    """`with style(): ...` around everything that draws."""
+    return rc_context(_STYLE)
+
+
+def figure(width: float = 9.0, height: float = 5.0) -> Figure:
+    """An empty figure, in inches; use inside `style()`."""
+    fig = Figure(figsize=(width, height), dpi=130)
+    FigureCanvasAgg(fig)
+    return fig
+
+
+def save(fig: Figure, path: Path) -> Path:
+    """Writes the figure as a PNG file, making the folder where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, facecolor="white")
+    return path
