@@ -1,0 +1,375 @@
+"""Neuron data: the published layout of files, the simulated data set in the cache, and the generated form.
+
+Owns `workload.data`. The layout is a folder with
+
+    meta.cellSpike_<probe>.yaml      dataInfo: h5nameTemplate (`*` stands for the cell), numFeature, parName
+    <cell>_….cellSpike_….data.h5     for each domain train, val, test:
+                                     <domain>_frames (samples, bins, probes), <domain>_unitStar_par (samples, 15)
+"""
+
+import fcntl
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field as Limits
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from podium.data.arrays import Field, Source, empty_buffers
+from podium.data.cache import cache_folder
+from podium.data.generated import GeneratedSource
+from podium.data.hdf5 import Hdf5Array, Hdf5Source, budget_bytes
+from podium.errors import UserError
+from podium.schema import Section
+from podium.workloads.base import Split
+
+DOMAINS: dict[Split, str] = {"train": "train", "valid": "val", "test": "test"}
+#: The published probes, in the order of the frames' last axis.
+PROBE_NAMES = ("soma", "axon", "apical", "basal")
+NUM_BINS = 1600
+NUM_PARAMETERS = 15
+BIN_MS = 0.125
+#: Voltages are standardised by the mean and spread of the first so many training samples.
+_STATISTICS_SAMPLES = 1024
+_SIMULATED_CELL = "simulated"
+_SIMULATED_PROBE = "excite_4prB8kHz"
+
+
+class NeuronData(Section):
+    """`workload.data` of neuron."""
+
+    #: files: the published layout in `path`; simulated: made once, kept in the cache; generated: random numbers
+    source: Literal["files", "simulated", "generated"] = "simulated"
+    #: folder of the meta and HDF5 files
+    path: Path | None = None
+    #: which cell's file in that folder (witness2c, …); may be left out when there is only one
+    cell: str | None = None
+    #: which meta file: meta.cellSpike_<probe>.yaml
+    probe: str = _SIMULATED_PROBE
+    #: training cells to simulate or generate; valid and test come on top, a tenth each
+    samples: PositiveInt = 10_000
+    #: what simulated and generated samples are drawn from
+    seed: NonNegativeInt = 1
+    #: only the first so many training samples; valid and test shrink in proportion
+    max_samples: PositiveInt | None = None
+    #: fewer probes: the first so many, or a list of their numbers from 0
+    probes: Annotated[int, Limits(ge=1)] | tuple[NonNegativeInt, ...] | None = None
+    #: samples beyond this are read from the file when needed; by default half of the memory available at the start
+    memory_budget_gb: NonNegativeFloat | None = None
+
+    @model_validator(mode="after")
+    def _only_what_is_used(self) -> Self:
+        # Samples from somewhere else than the folder that was named would go unnoticed.
+        if self.source != "files" and (self.path is not None or self.cell is not None):
+            raise ValueError(f"path and cell are for `source: files`, but source is {self.source}")
+        if isinstance(self.probes, tuple) and (not self.probes or len(set(self.probes)) < len(self.probes)):
+            raise ValueError("probes is an empty list or names a probe twice")
+        return self
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the meta file says, and where the samples are."""
+
+    meta: Path
+    file: Path
+    num_probes: int
+    parameter_names: tuple[str, ...]
+    probe_names: tuple[str, ...]
+
+
+class NeuronSamples:
+    """The samples of a `workload.data` section, opened split by split as they are asked for."""
+
+    def __init__(self, section: NeuronData) -> None:
+        self.section = section
+        self._layout: Layout | None = None
+        self._sources: dict[Split, Source] = {}
+
+    @property
+    def layout(self) -> Layout | None:
+        """None for generated samples. Makes simulated ones if they do not exist yet."""
+        if self._layout is None and self.section.source != "generated":
+            self._layout = self._find()
+        return self._layout
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        if self.layout is None:
+            return tuple(f"p{i}" for i in range(NUM_PARAMETERS))
+        return self.layout.parameter_names
+
+    @property
+    def probe_names(self) -> tuple[str, ...]:
+        """Names of the probes that are delivered."""
+        names = PROBE_NAMES if self.layout is None else self.layout.probe_names
+        return names if (chosen := self._columns(len(names))) is None else tuple(names[i] for i in chosen)
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """(bins, probes) of a delivered frame; costs no more than opening a file."""
+        if self.layout is None:
+            return (NUM_BINS, len(self.probe_names))
+        source = self._sources.get("train") or self._open_file("train", max_samples=1, memory_budget=0)
+        return source.fields["frames"].shape
+
+    def source(self, split: Split) -> Source:
+        if split not in self._sources:
+            self._sources[split] = self._open(split)
+        return self._sources[split]
+
+    def statistics(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Mean and standard deviation of the voltage, per delivered probe, from the first training samples."""
+        source: Source
+        if self.layout is None:
+            source = self.source("train")
+        else:
+            source = self._open_file("train", max_samples=_STATISTICS_SAMPLES, memory_budget=0)
+        num_samples = min(len(source), _STATISTICS_SAMPLES)
+        buffers = empty_buffers(source.fields, num_samples)
+        source.gather(np.arange(num_samples), buffers)
+        frames = buffers["frames"].astype(np.float64)
+        # Rounded: sums differ in their last bits between processors, and the model must not.
+        mean, std = np.round(frames.mean(axis=(0, 1)), 3), np.round(frames.std(axis=(0, 1)), 3)
+        return mean.astype(np.float32), np.where(std > 0, std, 1).astype(np.float32)
+
+    def resimulate(self, unit: NDArray) -> NDArray:
+        """(n, bins, probes) voltages, at the delivered probes, of simulated cells with these unit parameters."""
+        from podium.workloads.neuron import simulate
+
+        voltages = simulate.simulate(unit)
+        columns = self._columns(voltages.shape[-1])
+        return voltages if columns is None else voltages[..., columns]
+
+    def _find(self) -> Layout:
+        section = self.section
+        if section.source == "simulated":
+            folder = simulated_folder(section.samples, section.seed)
+            return find_layout(folder, _SIMULATED_PROBE, _SIMULATED_CELL)
+        if section.path is None:
+            raise UserError(
+                "`workload.data.source` is files, but `workload.data.path` does not say which folder they are in."
+            )
+        return find_layout(section.path.expanduser(), section.probe, section.cell)
+
+    def _open(self, split: Split) -> Source:
+        section = self.section
+        if section.source == "generated":
+            total = section.samples if split == "train" else max(1, section.samples // 10)
+            fields = {
+                "frames": Field(self.frame_shape, np.float32),
+                "target": Field((NUM_PARAMETERS,), np.float32),
+            }
+            ranges = {"target": (-1.0, 1.0)}
+            return GeneratedSource(fields, self._limit(split, total), ranges=ranges, seed=section.seed)
+        stored = self._open_file(split, memory_budget=0).num_stored
+        limit = self._limit(split, stored)
+        budget = budget_bytes(section.memory_budget_gb)
+        if budget is not None:  # one budget for all splits
+            opened = (source for source in self._sources.values() if isinstance(source, Hdf5Source))
+            budget = max(0, budget - sum(source.resident_bytes for source in opened))
+        return self._open_file(split, max_samples=limit, memory_budget=budget)
+
+    def _open_file(
+        self, split: Split, *, max_samples: int | None = None, memory_budget: int | None = None
+    ) -> Hdf5Source:
+        layout, domain = self.layout, DOMAINS[split]
+        assert layout is not None
+        source = Hdf5Source(
+            layout.file,
+            {
+                "frames": Hdf5Array(f"{domain}_frames", (None, layout.num_probes), self._columns(layout.num_probes)),
+                "target": Hdf5Array(f"{domain}_unitStar_par", (None,)),
+            },
+            max_samples=max_samples,
+            memory_budget=memory_budget,
+        )
+        (stored,) = source.fields["target"].shape
+        if stored != len(layout.parameter_names):
+            raise UserError(
+                f"{layout.file}: {domain}_unitStar_par has {stored} parameters, "
+                f"but {layout.meta} names {len(layout.parameter_names)}."
+            )
+        return source
+
+    def _limit(self, split: Split, stored: int) -> int:
+        wanted = self.section.max_samples
+        if wanted is None or split == "train":
+            return stored if wanted is None else min(wanted, stored)
+        if self.section.source == "generated":
+            num_train = self.section.samples
+        else:
+            num_train = self._open_file("train", memory_budget=0).num_stored
+        return min(stored, math.ceil(stored * wanted / num_train))
+
+    def _columns(self, num_probes: int) -> tuple[int, ...] | None:
+        """Numbers of the delivered probes; None for all of them."""
+        probes = self.section.probes
+        if probes is None:
+            return None
+        chosen = tuple(range(probes)) if isinstance(probes, int) else probes
+        if max(chosen) >= num_probes:
+            raise UserError(
+                f"`workload.data.probes` asks for probe {max(chosen)}, but probes are numbered 0 to {num_probes - 1}."
+            )
+        return None if chosen == tuple(range(num_probes)) else chosen
+
+
+# ------------------------------------------------------------------------------------------- the published layout
+
+
+def find_layout(folder: Path, probe: str, cell: str | None) -> Layout:
+    """Reads the meta file in `folder` and finds the file of `cell` (None: the only one there is)."""
+    meta = folder / f"meta.cellSpike_{probe}.yaml"
+    info = _read_meta(meta)
+    template, num_probes = info.get("h5nameTemplate"), info.get("numFeature")
+    if not isinstance(template, str) or template.count("*") != 1 or "/" in template:
+        raise UserError(f"{meta}: dataInfo.h5nameTemplate must be a file name with one * for the cell.")
+    if not isinstance(num_probes, int) or num_probes < 1:
+        raise UserError(f"{meta}: dataInfo.numFeature must be the number of probes.")
+    parameters = _names(meta, info, "parName", "parNames", "paramName", "paramNames")
+    if parameters is None:
+        raise UserError(f"{meta}: dataInfo.parName must list the names of the parameters.")
+    probes = _names(meta, info, "probeName", "probeNames", "featureName", "featureNames") or PROBE_NAMES
+    if len(probes) != num_probes:
+        probes = tuple(f"probe {i}" for i in range(num_probes))
+    return Layout(meta, _cell_file(folder, template, cell), num_probes, parameters, probes)
+
+
+def _cell_file(folder: Path, template: str, cell: str | None) -> Path:
+    before, after = template.split("*")
+    found = sorted(folder.glob(template))
+    cells = [path.name.removeprefix(before).removesuffix(after) for path in found]
+    if cell is None:
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise UserError(f"There is no file {folder / template}.")
+        raise UserError(f"{folder} holds several cells: choose one of {', '.join(cells)} by `workload.data.cell`.")
+    path = folder / f"{before}{cell}{after}"
+    if not path.is_file():
+        others = f"; there are files for {', '.join(cells)}" if cells else ""
+        raise UserError(f"There is no file {path}{others}.")
+    return path
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"There is no file {path}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a YAML file.") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        tree = YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    info = tree.get("dataInfo") if isinstance(tree, dict) else None
+    if not isinstance(info, dict):
+        raise UserError(f"{path} has no section dataInfo.")
+    return info
+
+
+def _names(meta: Path, info: dict[str, Any], *spellings: str) -> tuple[str, ...] | None:
+    for key in spellings:
+        if key in info:
+            names = info[key]
+            if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+                raise UserError(f"{meta}: dataInfo.{key} must be a list of names.")
+            return tuple(names)
+    return None
+
+
+# ----------------------------------------------------------------------------------------- the simulated data set
+
+
+def simulated_folder(samples: int, seed: int) -> Path:
+    """The folder of a simulated data set in the cache, made now if it is not there."""
+    from podium.workloads.neuron import simulate  # compiles when first used: not wanted for files
+
+    folder = cache_folder("neuron", f"v{simulate.VERSION}-seed{seed}-{samples}")
+    console = Console(stderr=True, highlight=False)
+    if folder.is_dir():
+        _say(console, f"Simulated cells: {samples:,} for training, kept in {folder}")
+        return folder
+
+    def make(progress: Callable[[int, int], None]) -> None:
+        # Put in place by one rename: who finds the folder finds it complete, whoever made it.
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            simulate.make_dataset(aside, samples, seed=seed, cell=_SIMULATED_CELL, progress=progress)
+            aside.chmod(0o755)
+            with suppress(FileExistsError):
+                _rename_unless_there(aside, folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder.with_name(f"{folder.name}.lock")):
+            if not folder.is_dir():
+                _say(
+                    console,
+                    f"Simulating {samples:,} cells for training, and a tenth of that for each of valid and test",
+                )
+                _with_progress(console, make)
+    except OSError as error:
+        raise UserError(f"The simulated cells cannot be kept in {folder}: {error.strerror}.") from error
+    return folder
+
+
+def _rename_unless_there(aside: Path, folder: Path) -> None:
+    try:
+        aside.rename(folder)
+    except OSError as error:
+        if folder.is_dir():  # somebody else was faster, and made the same
+            raise FileExistsError from error
+        raise
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Lets one process of a host in at a time, so that the others find the work done instead of repeating it."""
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        with suppress(OSError):  # file systems without locks: the rename alone keeps it correct
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _with_progress(console: Console, make: Callable[[Callable[[int, int], None]], None]) -> None:
+    columns = (TextColumn("simulating"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+    began, cells = time.perf_counter(), 0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def progress(done: int, total: int) -> None:
+            nonlocal cells
+            cells = done
+            bar.update(task, completed=done, total=total)
+
+        make(progress)
+    seconds = time.perf_counter() - began
+    _say(console, f"Simulated {cells:,} cells in {seconds:.1f} s: {cells / seconds:,.0f} cells/s")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(escape(text), soft_wrap=True)

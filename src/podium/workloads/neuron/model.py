@@ -1,0 +1,144 @@
+"""The inverter: from voltages to the parameters of the cell that made them. A plain single-device module.
+
+Owns `workload.model`; the published variants are recipes. Shapes of the full model, for n samples:
+
+    frames (n, 1600, 4) -> (n, 4, 1600) -> (n, 30, 399) -> (n, 90, 99) -> (n, 180, 24) -> (n, 4320) -> … -> (n, 15)
+"""
+
+from collections import OrderedDict
+from typing import Annotated, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor, nn
+
+from podium.errors import UserError
+from podium.schema import Section
+
+
+class NeuronModel(Section):
+    """`workload.model` of neuron. The defaults are the full published model."""
+
+    #: cnn: convolutions; lstm: the last hidden state of an LSTM; both into the same linear layers
+    kind: Literal["cnn", "lstm"] = "cnn"
+    #: cnn: per block the filters, kernel size and max-pool of one convolution
+    filters: tuple[PositiveInt, ...] = (30, 90, 180)
+    kernels: tuple[PositiveInt, ...] = (4, 4, 4)
+    pools: tuple[PositiveInt, ...] = (4, 4, 4)
+    #: lstm: size of the hidden state, layers on top of one another
+    lstm_hidden: PositiveInt = 128
+    lstm_layers: PositiveInt = 1
+    #: lstm: consecutive time bins read in one step; 1 is the published form, with 1,600 steps in a row
+    lstm_patch: PositiveInt = 16
+    #: batch norm of the features that enter the linear layers
+    batch_norm: bool = True
+    #: widths of the linear layers before the last one
+    linear: tuple[PositiveInt, ...] = (512, 512, 512, 256, 128)
+    #: share of each linear layer's outputs zeroed in training
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
+    #: voltages enter with mean 0 and spread 1, probe by probe, instead of as stored
+    standardise: bool = True
+
+    @model_validator(mode="after")
+    def _as_many_of_each(self) -> Self:
+        if not self.filters or not len(self.filters) == len(self.kernels) == len(self.pools):
+            raise ValueError(
+                f"filters, kernels and pools need one entry per block, but have {len(self.filters)}, "
+                f"{len(self.kernels)} and {len(self.pools)}"
+            )
+        return self
+
+
+class Standardise(nn.Module):
+    """(v - mean) / std, per probe. Part of the model, so that a checkpoint carries it wherever it goes."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, mean: NDArray[np.float32], std: NDArray[np.float32]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.from_numpy(mean.copy()))
+        self.register_buffer("scale", torch.from_numpy(1 / std))
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return (frames - self.mean) * self.scale
+
+
+class ChannelsFirst(nn.Module):
+    """(n, bins, probes), as stored, to (n, probes, bins), as convolutions want it."""
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return frames.transpose(1, 2)
+
+
+class LastState(nn.Module):
+    """(n, bins, probes), `patch` bins per step, to the LSTM's hidden state after the last step (n, hidden)."""
+
+    def __init__(self, num_probes: int, hidden: int, layers: int, patch: int) -> None:
+        super().__init__()
+        self.patch = patch
+        self.lstm = nn.LSTM(num_probes * patch, hidden, layers, batch_first=True)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        n, bins, probes = frames.shape
+        _, (hidden, _) = self.lstm(frames.reshape(n, bins // self.patch, self.patch * probes))
+        return hidden[-1]
+
+
+def build_network(
+    section: NeuronModel,
+    num_bins: int,
+    num_probes: int,
+    num_outputs: int,
+    statistics: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+) -> nn.Sequential:
+    """The blocks in order, named as a pipeline's device allocation prints them.
+
+    `statistics` are mean and standard deviation per probe, for `standardise`.
+    """
+    blocks: OrderedDict[str, nn.Module] = OrderedDict()
+    if section.standardise:
+        assert statistics is not None
+        blocks["input"] = Standardise(*statistics)
+    if section.kind == "cnn":
+        num_features = _add_convolutions(blocks, section, num_bins, num_probes)
+    else:
+        num_features = _add_lstm(blocks, section, num_bins, num_probes)
+    if section.batch_norm:
+        blocks["norm"] = nn.BatchNorm1d(num_features)
+    for number, width in enumerate(section.linear, start=1):
+        blocks[f"linear{number}"] = nn.Sequential(
+            nn.Linear(num_features, width), nn.ReLU(), nn.Dropout(section.dropout)
+        )
+        num_features = width
+    blocks["output"] = nn.Linear(num_features, num_outputs)
+    return nn.Sequential(blocks)
+
+
+def _add_convolutions(blocks: dict[str, nn.Module], section: NeuronModel, num_bins: int, num_probes: int) -> int:
+    channels, bins = num_probes, num_bins
+    shape = zip(section.filters, section.kernels, section.pools, strict=True)
+    for number, (filters, kernel, pool) in enumerate(shape, start=1):
+        # ReLU after the pool: the same values, at a fraction of the work.
+        block = nn.Sequential(nn.Conv1d(channels, filters, kernel), nn.MaxPool1d(pool), nn.ReLU())
+        blocks[f"conv{number}"] = block if number > 1 else nn.Sequential(ChannelsFirst(), *block)
+        left = (bins - kernel + 1) // pool
+        if left < 1:
+            raise UserError(
+                f"`workload.model`: block {number} (kernel {kernel}, pool {pool}) does not fit the {bins} time bins "
+                f"that reach it."
+            )
+        channels, bins = filters, left
+    blocks["flatten"] = nn.Flatten()
+    return channels * bins
+
+
+def _add_lstm(blocks: dict[str, nn.Module], section: NeuronModel, num_bins: int, num_probes: int) -> int:
+    if num_bins % section.lstm_patch:
+        raise UserError(
+            f"`workload.model.lstm_patch` is {section.lstm_patch}, which does not divide the {num_bins} time bins."
+        )
+    blocks["lstm"] = LastState(num_probes, section.lstm_hidden, section.lstm_layers, section.lstm_patch)
+    return section.lstm_hidden
