@@ -98,6 +98,8 @@ class Workload(Protocol):
     #: schemas of `workload.model` and `workload.data`
     ModelSection: ClassVar[type[Section]]
     DataSection: ClassVar[type[Section]]
+    #: fields of a batch that the model's forward takes, in order
+    inputs: ClassVar[tuple[str, ...]]
     #: what a good run of the default recipe reaches
     target: Target
 

@@ -1,0 +1,45 @@
+# `make run` and `make test` set up by themselves; nothing else is needed.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+
+.PHONY: run test test-fast check setup setup-test format clean
+
+run: setup
+	$(BIN)/podium train neuron/quick
+
+setup: .venv/.installed
+setup-test: .venv/.installed-test
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("Podium needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing Podium and what it needs into .venv (once)"
+	$(PIP) -e .
+	@touch $@
+
+.venv/.installed-test: .venv/.installed
+	@echo "installing what the tests need into .venv (once)"
+	$(PIP) -e '.[test]'
+	@touch $@
+
+test: setup-test check
+	$(BIN)/pytest -m "not slow" -q
+	$(BIN)/pytest -m slow -q
+
+test-fast: setup-test
+	$(BIN)/pytest -m "not slow" -q
+
+check: setup-test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: setup-test
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -1,0 +1,169 @@
+"""The commands, nothing else. Heavy modules are imported inside the commands, so that `podium --help` is quick."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from podium import __version__
+from podium.errors import PodiumError
+
+app = typer.Typer(
+    name="podium",
+    help="Trains deep-learning models from one recipe, with the same weights on any number of processes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+data_app = typer.Typer(help="Make, look at and fetch data.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A shipped name (`podium recipes`) or a .yaml file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides such as optim.lr=2e-3.", show_default=False)
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+WhichCheckpoint = Annotated[str, typer.Option(help="`last`, `best` or the number of an update.")]
+
+
+def main() -> NoReturn:
+    """Runs a command; the project's own errors become one sentence and an exit code."""
+    try:
+        app(standalone_mode=True)
+    except PodiumError as error:
+        print(f"podium: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(0)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new run [default: the next free one in runs/].")] = None,
+) -> None:
+    """Train a recipe."""
+    from podium import train as training
+    from podium.recipe import load_recipe
+    from podium.run import check_free, next_free_folder
+
+    loaded = load_recipe(recipe, overrides or ())
+    folder = out or next_free_folder(Path("runs"), recipe)
+    check_free(folder)
+    _tell_end(training.train(loaded, folder))
+
+
+@app.command()
+def resume(run: RunFolder) -> None:
+    """Continue a run from its newest good checkpoint."""
+    from podium import train as training
+    from podium.run import open_run
+
+    _tell_end(training.resume(open_run(run)))
+
+
+@app.command()
+def validate(
+    run: RunFolder,
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
+    checkpoint: WhichCheckpoint = "last",
+) -> None:
+    """Compute loss and metrics of a checkpoint."""
+    from podium import inspect_run
+    from podium.run import open_run
+
+    inspect_run.validate(open_run(run), split, checkpoint)
+
+
+@app.command()
+def predict(run: RunFolder, checkpoint: WhichCheckpoint = "last") -> None:
+    """Write the pictures and tables of a checkpoint into the run's report."""
+    from podium import inspect_run
+    from podium.run import open_run
+
+    inspect_run.predict(open_run(run), checkpoint)
+
+
+@app.command()
+def recipes() -> None:
+    """List the shipped recipes."""
+    from podium.console import show_table
+    from podium.recipe import shipped_recipes
+    from podium.workloads.base import Table
+
+    show_table(Table("", ["recipe", "what it does"], [[name, about] for name, about in shipped_recipes()]))
+
+
+@app.command()
+def show(recipe: RecipeName, overrides: Overrides = None) -> None:
+    """Print a recipe with everything resolved."""
+    from podium.recipe import load_recipe, to_yaml
+
+    print(to_yaml(load_recipe(recipe, overrides or ()).tree()), end="")
+
+
+@app.command()
+def doctor() -> None:
+    """Look at the machine and say what is missing."""
+    from podium.doctor import examine
+
+    if not examine():
+        raise typer.Exit(2)
+
+
+@data_app.command("make")
+def data_make(
+    workload: Annotated[str, typer.Argument(help="A workload whose data can be simulated, e.g. neuron.")],
+    options: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. samples=50000 out=data")] = None,
+) -> None:
+    """Simulate a data set."""
+    from podium.data_commands import make
+
+    make(workload, options or [])
+
+
+@data_app.command("info")
+def data_info(path: Annotated[Path, typer.Argument(help="A data file or a folder of them.")]) -> None:
+    """Say what is in data files."""
+    from podium.data_commands import info
+
+    info(path)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="A data set, e.g. mnist.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to put it in [default: the cache].")] = None,
+) -> None:
+    """Download a data set, checked and resumable."""
+    from podium.data_commands import fetch_with_progress
+
+    fetch_with_progress(name, out)
+
+
+def _tell_end(run: object) -> None:
+    from podium.inspect_run import tell_end
+    from podium.run import Run
+
+    assert isinstance(run, Run)
+    tell_end(run)

@@ -1,0 +1,76 @@
+"""Where the time went: one phase at a time, so the parts add up to the whole. Also how busy the processor was."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import psutil
+
+PHASES = ("startup", "compile", "train", "input_wait", "communication", "valid", "checkpoint", "report")
+
+
+class Clock:
+    """Counts the seconds of each phase. Phases nest: the outer one stands still while an inner one runs.
+
+    Saved in checkpoints, so a resumed run goes on counting.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._current = "startup"
+        self._since = self._began = time.perf_counter()
+        self._before = 0.0  # total of the run up to where it was resumed
+
+    def restore(self, seconds: Mapping[str, float]) -> None:
+        for name in PHASES:
+            self._seconds[name] += seconds.get(name, 0.0)
+        self._before = seconds.get("total", 0.0)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        outer = self._switch(name)
+        try:
+            yield
+        finally:
+            self._switch(outer)
+
+    def move(self, name: str, seconds: float) -> None:
+        """Counts `seconds` of the current phase under another name (a wait that was timed inside it)."""
+        self._seconds[self._current] -= seconds
+        self._seconds[name] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """By phase, and `total`, which is measured on its own rather than added up."""
+        self._switch(self._current)
+        total = self._before + time.perf_counter() - self._began
+        return {**self._seconds, "total": total}
+
+    def _switch(self, name: str) -> str:
+        now = time.perf_counter()
+        self._seconds[self._current] += now - self._since
+        outer, self._current, self._since = self._current, name, now
+        return outer
+
+
+class Utilisation:
+    """How many percent of `num_cores` this process used."""
+
+    def __init__(self, num_cores: int) -> None:
+        self._process = psutil.Process()
+        self._num_cores = num_cores
+        self._start = self._last = self._now()
+
+    def percent(self) -> float:
+        """Since it was last asked."""
+        last, self._last = self._last, self._now()
+        return self._percent_between(last, self._last)
+
+    def percent_since_start(self) -> float:
+        return self._percent_between(self._start, self._now())
+
+    def _percent_between(self, before: tuple[float, float], now: tuple[float, float]) -> float:
+        return 100.0 * (now[1] - before[1]) / max(1e-9, now[0] - before[0]) / self._num_cores
+
+    def _now(self) -> tuple[float, float]:
+        used = self._process.cpu_times()
+        return time.perf_counter(), used.user + used.system

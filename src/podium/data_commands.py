@@ -1,0 +1,87 @@
+"""`podium data make | info | fetch`: simulate, look at and download data."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import h5py
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from podium.console import err, out, say, show_table
+from podium.data.fetch import fetch
+from podium.data.idx import read_idx
+from podium.errors import UserError
+from podium.recipe import parse_override, read_yaml, to_yaml, validated
+from podium.workloads.base import WORKLOADS, Table, workload_class
+
+
+def make(workload: str, options: Iterable[str]) -> None:
+    """Simulates the data of a workload; its own schema says which options there are."""
+    makers = {name: cls for name in WORKLOADS if hasattr(cls := workload_class(name), "MakeSection")}
+    if workload not in makers:
+        raise UserError(f"data of {workload!r} cannot be made (can be: {', '.join(makers)})")
+    tree = dict(parse_override(option) for option in options)
+    for line in makers[workload].make(validated(makers[workload].MakeSection, tree)):
+        say(line)
+
+
+def fetch_with_progress(name: str, folder: Path | None) -> None:
+    """Downloads with a bar per file where there is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bars:
+        tasks = {}
+
+        def report(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=done, total=total)
+
+        paths = fetch(name, folder, progress=report)
+    for path in paths:
+        out.print(str(path), soft_wrap=True)
+
+
+def info(path: Path) -> None:
+    """Says what is in a data file, or in every data file of a folder."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist")
+    files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+    known = [table for table in map(_describe, files) if table is not None]
+    if not known:
+        raise UserError(f"{path} holds no data that Podium reads (HDF5, IDX, meta YAML)")
+    for table in known:
+        show_table(table)
+
+
+def _describe(path: Path) -> Table | None:
+    size = f"{path.stat().st_size / 2**20:,.1f} MiB"
+    if path.suffix in (".h5", ".hdf5"):
+        return Table(f"{path.name} ({size})", ["array", "shape", "type", "layout"], _hdf5_rows(path))
+    if "idx" in path.name and "ubyte" in path.name:
+        array = read_idx(path)
+        row = [path.name, " × ".join(map(str, array.shape)), str(array.dtype), "gzip" if _is_gzip(path) else "plain"]
+        return Table(f"{path.name} ({size})", ["array", "shape", "type", "layout"], [row])
+    if path.name.startswith("meta.") and path.suffix in (".yaml", ".yml"):
+        rows = [[key, to_yaml({"": value})[3:].strip()] for key, value in read_yaml(path).get("dataInfo", {}).items()]
+        return Table(path.name, ["dataInfo", "value"], rows)
+    return None
+
+
+def _hdf5_rows(path: Path) -> list[list[str]]:
+    rows: list[list[str]] = []
+
+    def visit(name: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset):
+            layout = f"chunks {' × '.join(map(str, item.chunks))}" if item.chunks else "contiguous"
+            rows.append([name, " × ".join(map(str, item.shape)), str(item.dtype), layout])
+
+    try:
+        with h5py.File(path, "r") as file:
+            file.visititems(visit)
+    except OSError as error:
+        raise UserError(f"{path} is not a whole HDF5 file: {error}") from None
+    return rows
+
+
+def _is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"

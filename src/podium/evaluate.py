@@ -1,0 +1,92 @@
+"""Validation, test and prediction passes. Owns the `valid` section.
+
+Sums and counts are collected per micro-batch and divided once, so the tail of a split counts for what it holds.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from podium.data.arrays import Source
+from podium.data.feed import Feed, pass_blocks, samples_per_block
+from podium.durations import Duration
+from podium.engine.update import PendingLosses
+from podium.schema import Section
+from podium.workloads.base import Split, Workload
+
+
+class ValidSection(Section):
+    """When and how to validate."""
+
+    #: always after the last update too; 0 means only then
+    every: Duration = Duration(1, "ep")
+    #: samples in one forward pass
+    micro: PositiveInt = 256
+    #: use only the first so many
+    max_samples: PositiveInt | None = None
+
+
+def evaluate(
+    model: nn.Module,
+    workload: Workload,
+    source: Source,
+    *,
+    micro_batch: int,
+    device: torch.device,
+    max_samples: int | None = None,
+) -> dict[str, float]:
+    """Loss and metrics over a split, in evaluation mode; the model comes back in the mode it was in."""
+    pending = PendingLosses()
+    with _evaluation_mode(model):
+        for batch in _micro_batches(source, micro_batch, device, max_samples):
+            pending.add(workload.loss(model, batch))
+    return pending.collect().means()
+
+
+class ModelOutputs:
+    """Runs the model over a split for `predict`: (fields of the samples, outputs) as numpy arrays by name."""
+
+    def __init__(self, model: nn.Module, workload: Workload, micro_batch: int, device: torch.device) -> None:
+        self._model, self._workload = model, workload
+        self._micro_batch, self._device = micro_batch, device
+
+    def __call__(
+        self, split: Split, max_samples: int | None = None
+    ) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        fields: dict[str, list[NDArray]] = {}
+        outputs: list[NDArray] = []
+        source = self._workload.source(split)
+        with _evaluation_mode(self._model):
+            for batch in _micro_batches(source, self._micro_batch, self._device, max_samples):
+                output = self._model(*(batch[name] for name in self._workload.inputs))
+                outputs.append(output.cpu().numpy())
+                for name, rows in batch.items():
+                    fields.setdefault(name, []).append(np.array(rows.cpu()))
+        return {name: np.concatenate(parts) for name, parts in fields.items()}, {"output": np.concatenate(outputs)}
+
+
+def _micro_batches(
+    source: Source, micro_batch: int, device: torch.device, max_samples: int | None
+) -> Iterator[Mapping[str, Tensor]]:
+    num_samples = min(len(source), max_samples or len(source))
+    block = samples_per_block(source, micro_batch)
+    with Feed(source, pass_blocks(num_samples, block), min(block, num_samples), prefetch=1, device=device) as feed:
+        for ready in feed:
+            for start in range(0, len(ready.samples), micro_batch):
+                yield {name: rows[start : start + micro_batch] for name, rows in ready.rows.items()}
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,94 @@
+"""What is done with a run after training: validate a checkpoint, predict with it, say how it ended."""
+
+import typing
+
+import torch
+
+from podium import checkpoint as checkpoints
+from podium.checkpoint import Checkpoint
+from podium.console import number, out, say, show_table, warn
+from podium.errors import UserError
+from podium.evaluate import evaluate
+from podium.report import write_report
+from podium.run import Run
+from podium.train import Prepared, prepare
+from podium.workloads.base import Split, Table
+
+
+def validate(run: Run, split: str, which: str) -> None:
+    """Prints loss and metrics of a checkpoint on a split, as a table."""
+    if split not in typing.get_args(Split):
+        raise UserError(f"--split {split}: expected one of {', '.join(typing.get_args(Split))}")
+    prepared, found = _restored(run, which)
+    section = prepared.recipe.valid
+    means = evaluate(
+        prepared.model,
+        prepared.workload,
+        prepared.workload.source(typing.cast(Split, split)),
+        micro_batch=section.micro,
+        device=prepared.device,
+        max_samples=section.max_samples,
+    )
+    rows = [[f"{split}/{name}", f"{value:.6g}"] for name, value in means.items()]
+    show_table(Table(f"{run.path} after update {found.update}", ["metric", "value"], rows))
+
+
+def predict(run: Run, which: str) -> None:
+    """Draws the pictures of a checkpoint anew and shows its tables."""
+    prepared, found = _restored(run, which)
+    say(f"predicting with the checkpoint of update {found.update}")
+    prediction = write_report(run, prepared.workload, prepared.model, prepared.device, prepared.recipe.valid.micro)
+    for table in prediction.tables:
+        show_table(table)
+    for picture in prediction.pictures:
+        out.print(f"{picture.title}: {picture.path}", soft_wrap=True)
+    out.print(f"report: {run.report_file}", soft_wrap=True)
+
+
+def tell_end(run: Run) -> None:
+    """The last lines of a training."""
+    summary = run.summary()
+    seconds = summary["seconds"]
+    spent = ", ".join(f"{name.replace('_', ' ')} {value:.1f} s" for name, value in seconds.items() if value >= 0.05)
+    rows = [[f"validation {name}", number(value)] for name, value in summary["valid"]["last"].items()]
+    rows += [["best validation loss", number(summary["valid"]["best"]["loss"])]] if summary["valid"]["best"] else []
+    rows += [
+        ["updates", f"{summary['updates']:,}"],
+        ["samples/s", number(summary["samples_per_second"])],
+        ["processor in use", f"{summary['cpu_percent']:.0f} %"],
+        ["weights", summary["weights_sha256"][:16]],
+    ]
+    show_table(Table(f"{run.path}: {summary['state']}", ["", ""], rows, spent))
+    out.print(f"report: {run.report_file.resolve()}", soft_wrap=True)
+    loss = summary["valid"]["last"].get("loss")
+    if loss is not None:
+        out.print(f"final validation loss: {loss:.4f}")
+
+
+def _restored(run: Run, which: str) -> tuple[Prepared, Checkpoint]:
+    found = _find(run, which)
+    prepared = prepare(run.recipe(), threads=run.environment().get("threads_per_replica"))
+    found.restore(prepared.model)
+    torch.set_num_threads(prepared.threads)
+    return prepared, found
+
+
+def _find(run: Run, which: str) -> Checkpoint:
+    if which == "last":
+        found = checkpoints.load_latest(run.checkpoints, warn)
+        if found is None:
+            raise UserError(f"{run.path} has no checkpoint yet")
+        return found
+    if which == "best":
+        update = run.summary().get("valid", {}).get("best", {}).get("update")
+        if update is None:
+            raise UserError(f"{run.path} has no validated checkpoint yet")
+    elif which.isdecimal():
+        update = int(which)
+    else:
+        raise UserError(f"--checkpoint {which}: expected last, best or the number of an update")
+    paths = {int(path.name.rpartition("-")[2]): path for path in checkpoints.checkpoint_paths(run.checkpoints)}
+    if update not in paths:
+        known = ", ".join(map(str, paths)) or "none"
+        raise UserError(f"{run.path} has no checkpoint of update {update} (there are: {known})")
+    return checkpoints.load(paths[update])

@@ -1,0 +1,277 @@
+"""A run told top to bottom: prepare, restore, loop, finish. The loop a person reads first.
+
+    prepare   workload, samples, model, optimiser, schedule from the recipe; nothing on disk yet
+    restore   the newest good checkpoint, when there is one
+    loop      for every update: samples from the feed -> engine -> now and then look, validate, save
+    finish    summary, pictures, report
+"""
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from podium import checkpoint, console
+from podium.clock import Clock, Utilisation
+from podium.data.arrays import Source
+from podium.data.feed import Feed, samples_per_block, train_blocks
+from podium.engine.randomness import seed_torch
+from podium.engine.update import Engine, Sums
+from podium.errors import Interrupted, TrainingFailed, UserError
+from podium.evaluate import evaluate
+from podium.interrupt import StopRequest
+from podium.optim.optimisers import build_optimiser
+from podium.optim.scaling import scaled_lr
+from podium.optim.schedules import Schedule, build_schedule
+from podium.progress import Lengths, Meter, Progress, facts, summary
+from podium.recipe import Recipe
+from podium.report import write_report
+from podium.run import Run, create_run, differing_conditions, environment, num_cores
+from podium.telemetry import Telemetry
+from podium.topology import Topology, resolve_device, resolve_threads
+from podium.workloads.base import Workload, workload_class
+
+
+@dataclass
+class Prepared:
+    """Everything a run needs, built from the recipe alone."""
+
+    recipe: Recipe
+    workload: Workload
+    samples: Source
+    valid_samples: Source
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
+    schedule: Schedule
+    topology: Topology
+    device: torch.device
+    threads: int
+    lengths: Lengths
+
+
+def train(recipe: Recipe, out: Path) -> Run:
+    """Trains `recipe` from the start in a new folder `out`."""
+    clock = Clock()
+    prepared = prepare(recipe)
+    run = create_run(out, recipe, environment(prepared.threads, prepared.device))
+    return _train(run, prepared, clock, None)
+
+
+def resume(run: Run) -> Run:
+    """Continues a run from its newest good checkpoint, bit for bit as if it had never stopped."""
+    clock = Clock()
+    recorded = run.environment()
+    prepared = prepare(run.recipe(), threads=recorded.get("threads_per_replica"))
+    differing = differing_conditions(recorded, environment(prepared.threads, prepared.device))
+    if differing:
+        console.warn(f"bits may differ from an uninterrupted run, as these differ: {', '.join(differing)}")
+    found = checkpoint.load_latest(run.checkpoints, console.warn)
+    if found is None:
+        console.say(f"{run.path} has no checkpoint yet: starting from the beginning")
+    elif found.update >= prepared.lengths.total_updates and run.summary().get("state") == "done":
+        raise UserError(f"{run.path} is complete: {found.update} of {prepared.lengths.total_updates} updates are done")
+    else:
+        console.say(f"resuming {run.path} after update {found.update} of {prepared.lengths.total_updates}")
+    return _train(run, prepared, clock, found)
+
+
+def prepare(recipe: Recipe, threads: int | None = None) -> Prepared:
+    """Builds everything, touching no run folder: whatever is wrong with the recipe or the data shows here."""
+    device = resolve_device(recipe.engine.device)
+    topology = Topology(recipe.batch.num_replicas)
+    threads = threads or resolve_threads(recipe.engine.threads, num_cores(), topology.num_replicas)
+    torch.set_num_threads(threads)
+
+    workload: Workload = workload_class(recipe.workload.name)(recipe.workload.model, recipe.workload.data)
+    samples, valid_samples = workload.source("train"), workload.source("valid")
+    global_batch = recipe.batch.global_batch
+    updates_per_epoch = len(samples) // global_batch
+    if updates_per_epoch == 0:
+        raise UserError(
+            f"there are {len(samples)} training samples, not enough for one update of {global_batch} "
+            f"(micro-batch {recipe.batch.micro_batch} × accumulation {recipe.batch.num_accumulation} × "
+            f"replicas {recipe.batch.num_replicas})"
+        )
+    total_updates = recipe.train.length.updates(updates_per_epoch=updates_per_epoch, global_batch=global_batch)
+    if total_updates == 0:
+        raise UserError(f"train.length = {recipe.train.length} is no update at all")
+
+    seed_torch(device, "weights", recipe.seed)
+    model = workload.build_model().to(device).train()
+    optimiser = build_optimiser(recipe.optim, model, workload.param_groups(model))
+    base_lr = scaled_lr(
+        lr=recipe.optim.lr,
+        lr_exponent=recipe.optim.lr_exponent,
+        scale=recipe.optim.scale,
+        base_batch=recipe.optim.base_batch,
+        global_batch=global_batch,
+    )
+    schedule = build_schedule(recipe.schedule, base_lr, total_updates, updates_per_epoch, global_batch)
+    return Prepared(
+        recipe, workload, samples, valid_samples, model, optimiser, schedule,
+        topology, device, threads, Lengths(updates_per_epoch, total_updates, global_batch),
+    )  # fmt: skip
+
+
+def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpoint | None) -> Run:
+    progress = Progress()
+    if found is not None:
+        found.restore(prepared.model, prepared.optimiser)
+        progress = Progress.from_state(found.state["progress"])
+        clock.restore(found.state["seconds"])
+        prepared.schedule.load(found.state["schedule"])
+    with run.locked():
+        run.forget_after(progress.update)
+        utilisation = Utilisation(num_cores())
+        _write_summary(run, prepared, progress, clock, utilisation, "running")
+        state = "failed"
+        try:
+            stopped_by = _loop(run, prepared, progress, clock)
+            state = "done" if stopped_by is None else "interrupted"
+        finally:
+            with suppress(OSError):  # a full disk must not hide why the run ended
+                _write_summary(run, prepared, progress, clock, utilisation, state)
+        if stopped_by is not None:
+            raise Interrupted(f"stopped by {stopped_by} after update {progress.update}; `podium resume {run.path}` continues")
+        with clock.phase("report"):
+            write_report(run, prepared.workload, prepared.model, prepared.device, prepared.recipe.valid.micro)
+        _write_summary(run, prepared, progress, clock, utilisation, state)
+    return run
+
+
+def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> str | None:
+    """Updates until the end or until asked to stop; returns what asked for it."""
+    recipe, total = prepared.recipe, prepared.lengths.total_updates
+    batch, per_call = recipe.batch, recipe.engine.updates_per_call
+    valid_every = prepared.lengths.updates(recipe.valid.every)
+    save_every = prepared.lengths.updates(recipe.checkpoint.every)
+
+    replicas = prepared.topology.local_replicas(0)
+    engine = Engine(
+        prepared.model, prepared.workload, prepared.optimiser, batch, replicas, recipe.seed, recipe.optim.clip_norm
+    )
+    per_replica = batch.micro_batch * batch.num_accumulation
+    local_batch = per_replica * len(replicas)
+    block = samples_per_block(prepared.samples, local_batch, per_call)
+    blocks = train_blocks(
+        seed=recipe.seed,
+        num_samples=len(prepared.samples),
+        global_batch=batch.global_batch,
+        share=slice(replicas.start * per_replica, replicas.stop * per_replica),
+        first_update=progress.update,
+        last_update=total,
+        updates_per_block=block // local_batch,
+    )
+    shape = (-1, len(replicas), batch.num_accumulation, batch.micro_batch)
+    saved_at = progress.update
+    meter = Meter(clock, prepared.lengths, progress.update, num_cores())
+    stop = StopRequest(recipe.train.time_limit)
+
+    with (
+        stop,
+        Telemetry(recipe.log, run.path, run.metrics_file, recipe.tree()) as telemetry,
+        console.progress_display() as display,
+        Feed(
+            prepared.samples,
+            blocks,
+            block,
+            prefetch=recipe.engine.prefetch,
+            device=prepared.device,
+            waited=lambda seconds: clock.move("input_wait", seconds),
+        ) as feed,
+        clock.phase("train"),
+    ):
+        for ready in feed:
+            rows = {name: tensor.view(*shape, *tensor.shape[1:]) for name, tensor in ready.rows.items()}
+            for index in range(len(ready.samples) // local_batch):
+                lr = prepared.schedule.lr(progress.update)
+                engine.update(progress.update, {name: tensor[index] for name, tensor in rows.items()}, lr)
+                progress.update += 1
+                update = progress.update
+                valid_due = update == total or (valid_every > 0 and update % valid_every == 0)
+                save_due = update == total or (save_every > 0 and update % save_every == 0)
+                record_due = valid_due or save_due or update % per_call == 0
+                if not (record_due or stop.reason):
+                    continue
+
+                progress.pending.extend(engine.collect())  # waits for the device
+                _check_finite(progress.pending, update)
+                if record_due:
+                    record = prepared.lengths.place(update) | _named("train", progress.take_train())
+                    record |= {"train/lr": lr} | meter.record(update)
+                    improved = False
+                    if valid_due:
+                        with clock.phase("valid"):
+                            improved = _validate(prepared, progress)
+                        record |= _named("valid", progress.valid_last)
+                    telemetry.write(record)
+                    line = facts(progress, prepared.lengths, meter.samples_per_second)
+                    display.update(update, total, line, milestone=valid_due)
+                    if save_due or (improved and recipe.checkpoint.best):
+                        with clock.phase("checkpoint"):
+                            _save(run, prepared, progress, clock)
+                        saved_at = update
+                if stop.reason and update < total:
+                    if saved_at != update:
+                        with clock.phase("checkpoint"):
+                            _save(run, prepared, progress, clock)
+                    return stop.reason
+    return None
+
+
+def _validate(prepared: Prepared, progress: Progress) -> bool:
+    """Validates and tells the schedule; True when no validation before was as good."""
+    section = prepared.recipe.valid
+    means = evaluate(
+        prepared.model,
+        prepared.workload,
+        prepared.valid_samples,
+        micro_batch=section.micro,
+        device=prepared.device,
+        max_samples=section.max_samples,
+    )
+    prepared.schedule.observe(means["loss"], progress.update)
+    return progress.take_valid(means)
+
+
+def _check_finite(sums: Sums, update: int) -> None:
+    for name, parts in sums.parts.items():
+        if not all(math.isfinite(total) for total, _ in parts):
+            raise TrainingFailed(
+                f"the training {name} is not finite at or before update {update}; "
+                "the last good checkpoint is kept: a smaller optim.lr or optim.clip_norm may help"
+            )
+
+
+def _named(prefix: str, means: Mapping[str, float]) -> dict[str, float]:
+    return {f"{prefix}/{name}": value for name, value in means.items()}
+
+
+def _save(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> None:
+    state = {
+        "recipe_sha256": prepared.recipe.sha256(),
+        "schedule": prepared.schedule.state(),
+        "seconds": clock.seconds(),
+        "progress": progress.state(),
+    }
+    checkpoint.save(run.checkpoints, progress.update, prepared.model, prepared.optimiser, state)
+    checkpoint.prune(run.checkpoints, prepared.recipe.checkpoint.keep, progress.best_update)
+
+
+def _write_summary(
+    run: Run, prepared: Prepared, progress: Progress, clock: Clock, utilisation: Utilisation, state: str
+) -> None:
+    run.write_summary(
+        {
+            **summary(progress, prepared.lengths, clock.seconds(), state),
+            "cpu_percent": round(utilisation.percent_since_start(), 1),
+            "weights_sha256": checkpoint.weights_sha256(prepared.model),
+            "topology": prepared.topology.record(),
+            "recipe_sha256": prepared.recipe.sha256(),
+            "num_parameters": sum(p.numel() for p in prepared.model.parameters()),
+        }
+    )
