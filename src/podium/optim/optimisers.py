@@ -1,0 +1,317 @@
+"""Weight updates. Owns the `optim` section, the optimisers, gradient clipping and the optimiser's checkpoint tensors.
+
+`engine/update.py` hands over *sums* of gradients and one divisor; `checkpoint.py` stores what `state_tensors` returns.
+Nothing here waits for the device.
+
+torch's own kernels do the arithmetic (`_fused_sgd_`, `_fused_adam_`, `_fused_adamw_`; foreach operations for RMSprop,
+which has no fused one), but not through `torch.optim.SGD.step` and its like: those sort parameters into lists, look for
+hooks and open a profiler range at every step. For the eight parameters of mnist (225,034 numbers) on one core, plain SGD
+takes 52 µs here against 95 µs in torch's class; the bare kernel is 41 µs of both.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from podium.errors import UserError
+from podium.optim.scaling import Scale, contradiction
+from podium.schema import Section
+from podium.workloads.base import ParamGroup
+
+#: the keys of each optimiser with what they are when left out
+_KEYS: dict[str, dict[str, Any]] = {
+    "sgd": {"weight_decay": 0.0},
+    "momentum": {"weight_decay": 0.0, "momentum": 0.9},
+    "nesterov": {"weight_decay": 0.0, "momentum": 0.9},
+    "rmsprop": {"weight_decay": 0.0, "momentum": 0.0, "decay": 0.99, "eps": 1e-8},
+    "rmsprop_tf": {"weight_decay": 0.0, "momentum": 0.0, "decay": 0.9, "eps": 1e-10},
+    "adam": {"weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-8},
+    "adamw": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8},
+}
+
+Coefficient = Annotated[float, Field(ge=0, lt=1)]
+
+
+class OptimSection(Section):
+    """`optim`: the optimiser and its learning rate. Keys of other optimisers than the named one stay null."""
+
+    name: Literal["sgd", "momentum", "nesterov", "rmsprop", "rmsprop_tf", "adam", "adamw"]
+    lr: float | None = Field(None, gt=0, description="learning rate; at base_batch when scale is not none")
+    scale: Scale = Field("none", description="how lr grows with global batch / base_batch")
+    base_batch: int | None = Field(None, gt=0, description="the global batch that lr was found at")
+    lr_exponent: int | None = Field(
+        None, ge=-60, le=10, description="instead of lr: the learning rate is 2^lr_exponent times the global batch"
+    )
+    weight_decay: float | None = Field(
+        None, ge=0, description="adamw: decoupled (0.01); all others: added to the gradient (0)"
+    )
+    decay_all: bool = Field(False, description="weight decay on every parameter, biases and norms too")
+    no_decay: list[str] = Field([], description="further parameters without weight decay, as patterns on their names")
+    momentum: Coefficient | None = Field(None, description="momentum, nesterov (0.9); rmsprop (0)")
+    betas: tuple[Coefficient, Coefficient] | None = Field(None, description="adam, adamw (0.9, 0.999)")
+    decay: Coefficient | None = Field(
+        None, description="rmsprop: memory of the mean square (0.99; TensorFlow form 0.9)"
+    )
+    eps: float | None = Field(None, gt=0, description="adam, adamw, rmsprop (1e-8); rmsprop_tf (1e-10)")
+    clip_norm: float | None = Field(None, gt=0, description="largest global norm of the mean gradient")
+
+    @model_validator(mode="after")
+    def _keys_fit_the_optimiser(self) -> Self:
+        for key in ("momentum", "betas", "decay", "eps"):
+            if getattr(self, key) is not None and key not in _KEYS[self.name]:
+                hint = ": use momentum or nesterov" if (self.name, key) == ("sgd", "momentum") else ""
+                raise ValueError(f"{key} means nothing to {self.name}{hint or ': leave it out or set it to null'}")
+        if problem := contradiction(self.lr, self.lr_exponent, self.scale, self.base_batch):
+            raise ValueError(problem)
+        return self
+
+    def value(self, key: str) -> Any:
+        """The key as given, or its default for the named optimiser."""
+        given = getattr(self, key)
+        return _KEYS[self.name][key] if given is None else given
+
+
+class Optimiser(torch.optim.Optimizer):
+    """torch's groups and state, made before the first step. Stepped by `step` of this module, not by a method.
+
+    Each group lies on one device in one type. `state[param]` has one tensor shaped like the parameter for each name in
+    `slots`; `num_steps` counts the steps on each device for kernels that read it there, else it is empty.
+    """
+
+    def __init__(self, section: OptimSection, groups: list[dict[str, Any]]) -> None:
+        self.name = section.name
+        self.kernel, starts = _KERNELS[section.name]
+        options = {key: section.value(key) for key in _KEYS[section.name] if key != "weight_decay"}
+        options = {"momentum": 0.0, "nesterov": self.name == "nesterov", "decoupled": self.name == "adamw", **options}
+        self.slots = [slot for slot in starts if slot != "momentum_buffer" or options["momentum"]]
+        # without a rate of its own (lr_exponent), a forgotten one shows at once
+        super().__init__(groups, {"lr": math.nan if section.lr is None else section.lr, **options})
+        self.num_steps: dict[torch.device, Tensor] = {}
+        for group in self.param_groups:
+            device = group["params"][0].device
+            if self.kernel is _fused_adam:
+                self.num_steps.setdefault(device, torch.zeros((), device=device))
+            for param in group["params"]:
+                self.state[param] = {
+                    slot: torch.full_like(param, starts[slot], requires_grad=False) for slot in self.slots
+                }
+        # the very lists the kernels take, by group, gathered once; loading a checkpoint copies into these tensors
+        self.slot_lists = [
+            [[self.state[param][slot] for param in group["params"]] for slot in self.slots]
+            for group in self.param_groups
+        ]
+
+
+def build_optimiser(section: OptimSection, model: nn.Module, groups: list[ParamGroup]) -> Optimiser:
+    """The optimiser of a model's trainable parameters, with its state in place.
+
+    Parameters that are treated alike end up in one group, whatever the workload called them: each group costs kernel
+    launches at every step.
+    """
+    named = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    listed = [name for group in groups for name in group.params if name in named]
+    assert sorted(listed) == sorted(named), "param_groups must name every trainable parameter once"
+    for pattern in section.no_decay:
+        if not any(fnmatchcase(name, pattern) for name in named):
+            raise UserError(f"optim.no_decay: {pattern!r} fits no parameter; the first one is {next(iter(named))!r}")
+    decaying = {name for group in groups if group.weight_decay or section.decay_all for name in group.params}
+    decaying -= {name for name in decaying for pattern in section.no_decay if fnmatchcase(name, pattern)}
+    alike: dict[tuple, list[nn.Parameter]] = {}
+    for name, param in named.items():
+        weight_decay = section.value("weight_decay") if name in decaying else 0.0
+        alike.setdefault((weight_decay, param.device, param.dtype), []).append(param)
+    return Optimiser(section, [{"params": params, "weight_decay": decay} for (decay, _, _), params in alike.items()])
+
+
+def step(optimiser: Optimiser, divisor: Tensor | float, lr: float | None = None) -> None:
+    """Update the weights with the gradients that lie in `param.grad`, each divided by `divisor`.
+
+    `divisor` is a float32 scalar on the parameters' device, or a number of the host. `lr` is that of this step; left
+    out, that of the groups. Parameters without a gradient stay as they are. Gradients are used up: what is in them
+    afterwards is not defined (torch's fused kernels leave the quotient there).
+    """
+    with torch.no_grad():
+        for num_steps in optimiser.num_steps.values():
+            num_steps += 1
+        for group, slots in zip(optimiser.param_groups, optimiser.slot_lists, strict=True):
+            if lr is not None:
+                group["lr"] = lr
+            params = group["params"]
+            grads = [param.grad for param in params]
+            if any(grad is None for grad in grads):
+                kept = [i for i, grad in enumerate(grads) if grad is not None]
+                if not kept:
+                    continue
+                params, grads, *slots = ([tensors[i] for i in kept] for tensors in (params, grads, *slots))
+            device = params[0].device
+            if not isinstance(divisor, Tensor):
+                # filled on the device: a copy from the host could wait for it
+                divisor = torch.full((), divisor, dtype=torch.float32, device=device)
+            scale = divisor if divisor.device == device else divisor.to(device, non_blocking=True)
+            optimiser.kernel(group, params, grads, slots, scale, optimiser.num_steps.get(device))
+
+
+def clip_divisor(grads: list[Tensor], count: int | Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
+    """(the divisor for `step`, the norm before clipping) that keep the mean gradient's global norm within `max_norm`.
+
+    `grads` are sums over `count` items. Norms of the tensors, then the norm of these, in the order given: the same bits
+    at every run. With norm = ‖Σ grads‖ / count, the divisor is count / min(1, max_norm / (norm + 1e-6)).
+    """
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))) / count
+    return ((norm + 1e-6) / max_norm).clamp(min=1.0).float() * count, norm
+
+
+def state_tensors(optimiser: Optimiser, model: nn.Module) -> dict[str, Tensor]:
+    """The whole state by parameter name, `exp_avg/<name>` and so on, and `step`. These tensors live: the next step
+    changes them."""
+    state = {
+        f"{slot}/{name}": tensor
+        for name, param in model.named_parameters()
+        if param in optimiser.state
+        for slot, tensor in optimiser.state[param].items()
+    }
+    for num_steps in optimiser.num_steps.values():
+        state.setdefault("step", num_steps)  # the same on every device
+    return state
+
+
+def load_state_tensors(optimiser: Optimiser, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Continue from what `state_tensors` returned; UserError, and nothing changed, when it is another optimiser's."""
+    state = state_tensors(optimiser, model)
+    if state.keys() != tensors.keys():
+        odd = min(state.keys() ^ tensors.keys())
+        raise UserError(
+            f"the saved optimiser state is not that of {optimiser.name} for this model: "
+            f"{odd} is {'missing' if odd in state else 'not part of it'}"
+        )
+    for key, tensor in state.items():
+        if (tensors[key].shape, tensors[key].dtype) != (tensor.shape, tensor.dtype):
+            raise UserError(
+                f"the saved optimiser state does not fit this model: {key} is {tensors[key].dtype} "
+                f"{list(tensors[key].shape)}, expected {tensor.dtype} {list(tensor.shape)}"
+            )
+    with torch.no_grad():
+        for key, tensor in state.items():
+            tensor.copy_(tensors[key])
+        for num_steps in optimiser.num_steps.values():
+            num_steps.copy_(tensors["step"])
+
+
+# Kernels: one step of one group. `scale` divides the gradients; `slots` are lists like `params`, in the table's order.
+
+Group = dict[str, Any]
+Tensors = list[Tensor]
+
+
+def _aligned(params: Tensors, grads: Tensors) -> Tensors:
+    """Gradients in the memory layout of their parameters.
+
+    The fused CPU kernels walk through all tensors with one index, and mix up elements without a word where layouts
+    differ, as those of a channels-last weight and a view of a flat gradient buffer may.
+    """
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        if grad.stride() != param.stride():
+            grads[i] = torch.empty_like(param, requires_grad=False).copy_(grad)
+    return grads
+
+
+def _fused_sgd(
+    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
+) -> None:
+    torch._fused_sgd_(
+        params,
+        _aligned(params, grads),
+        slots[0] if slots else [],
+        weight_decay=group["weight_decay"],
+        momentum=group["momentum"],
+        lr=group["lr"],
+        dampening=0.0,
+        nesterov=group["nesterov"],
+        maximize=False,
+        is_first_step=False,  # buffers begin as zeros, which comes to the same
+        grad_scale=scale,
+        found_inf=None,
+    )
+
+
+def _fused_adam(
+    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
+) -> None:
+    assert num_steps is not None
+    kernel = torch._fused_adamw_ if group["decoupled"] else torch._fused_adam_
+    kernel(
+        params,
+        _aligned(params, grads),
+        slots[0],
+        slots[1],
+        [],
+        [num_steps] * len(params),
+        amsgrad=False,
+        lr=group["lr"],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+        grad_scale=scale,
+        found_inf=None,
+    )
+
+
+def _mean_squares(group: Group, params: Tensors, grads: Tensors, squares: Tensors, scale: Tensor) -> None:
+    """What both forms of RMSprop begin with: squares <- decay · squares + (1 - decay) · gradient²."""
+    torch._foreach_div_(grads, scale)
+    if group["weight_decay"]:
+        torch._foreach_add_(grads, params, alpha=group["weight_decay"])
+    torch._foreach_mul_(squares, group["decay"])
+    torch._foreach_addcmul_(squares, grads, grads, 1 - group["decay"])
+
+
+def _rmsprop(
+    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
+) -> None:
+    """buffer <- momentum · buffer + gradient / (√squares + eps);  param <- param - lr · buffer"""
+    _mean_squares(group, params, grads, slots[0], scale)
+    roots = torch._foreach_sqrt(slots[0])
+    torch._foreach_add_(roots, group["eps"])
+    if len(slots) > 1:
+        torch._foreach_mul_(slots[1], group["momentum"])
+        torch._foreach_addcdiv_(slots[1], grads, roots)
+        torch._foreach_add_(params, slots[1], alpha=-group["lr"])
+    else:
+        torch._foreach_addcdiv_(params, grads, roots, -group["lr"])
+
+
+def _rmsprop_tf(
+    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
+) -> None:
+    """buffer <- momentum · buffer + lr · gradient / √(squares + eps);  param <- param - buffer
+
+    Apart from where eps and lr stand, squares begin as ones, which keeps the first steps small.
+    """
+    _mean_squares(group, params, grads, slots[0], scale)
+    roots = torch._foreach_add(slots[0], group["eps"])
+    torch._foreach_sqrt_(roots)
+    if len(slots) > 1:
+        torch._foreach_mul_(slots[1], group["momentum"])
+        torch._foreach_addcdiv_(slots[1], grads, roots, group["lr"])
+        torch._foreach_sub_(params, slots[1])
+    else:
+        torch._foreach_addcdiv_(params, grads, roots, -group["lr"])
+
+
+#: optimiser -> its kernel, and what it remembers for each parameter with the value that begins as
+_KERNELS: dict[str, tuple[Callable[..., None], dict[str, float]]] = {
+    "sgd": (_fused_sgd, {}),
+    "momentum": (_fused_sgd, {"momentum_buffer": 0.0}),
+    "nesterov": (_fused_sgd, {"momentum_buffer": 0.0}),
+    "rmsprop": (_rmsprop, {"square_avg": 0.0, "momentum_buffer": 0.0}),
+    "rmsprop_tf": (_rmsprop_tf, {"square_avg": 1.0, "momentum_buffer": 0.0}),
+    "adam": (_fused_adam, {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
+    "adamw": (_fused_adam, {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
+}
