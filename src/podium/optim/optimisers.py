@@ -5,7 +5,7 @@ Nothing here waits for the device.
 
 torch's own kernels do the arithmetic (`_fused_sgd_`, `_fused_adam_`, `_fused_adamw_`; foreach operations for RMSprop,
 which has no fused one), but not through `torch.optim.SGD.step` and its like: those sort parameters into lists, look for
-hooks and open a profiler range at every step. For the eight parameters of mnist (225,034 numbers) on one core, plain SGD
+hooks and open a profiler range at every step. For mnist's eight parameters (225,034 numbers) on one core, plain SGD
 takes 52 µs here against 95 µs in torch's class; the bare kernel is 41 µs of both.
 """
 
