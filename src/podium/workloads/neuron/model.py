@@ -38,8 +38,8 @@ class NeuronModel(Section):
     linear: tuple[PositiveInt, ...] = (512, 512, 512, 256, 128)
     #: share of each linear layer's outputs zeroed in training
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
-    #: voltages enter with mean 0 and spread 1, probe by probe, instead of as stored
-    standardise: bool = True
+    #: bring voltages to mean 0 and spread 1, probe by probe: for files that hold plain mV
+    standardise: bool = False
 
     @model_validator(mode="after")
     def _as_many_of_each(self) -> Self:

@@ -57,12 +57,14 @@ class Workload:
 
     def predict(self, model: nn.Module, outputs: Outputs, folder: Path) -> Prediction:
         given, got = outputs("test", predict.MAX_SAMPLES)
+        samples = self._samples
         return predict.predict(
             given["frames"],
             given["target"],
             got["output"],
-            self._samples.parameter_names,
-            self._samples.probe_names,
+            samples.parameter_names,
+            samples.probe_names,
             folder,
-            self._samples.resimulate if self._samples.section.source == "simulated" else None,
+            volts=samples.layout.volts if samples.layout else None,
+            resimulate=samples.resimulate if samples.section.source == "simulated" else None,
         )
