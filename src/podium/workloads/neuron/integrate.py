@@ -13,7 +13,9 @@ instructions: its voltages are the same bits whatever else is simulated with it,
 import math
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -37,7 +39,7 @@ from podium.workloads.neuron.cell import (
     stimulus,
 )
 
-STEPS_PER_BIN = 10  # Δ = 0.0125 ms
+STEPS_PER_BIN = 20  # Δ = 1/160 ms
 BLOCK = 32  # cells; a multiple of every vector width, and the state of a block stays in the first-level cache
 
 # Where each row of a block's state and conductances begins. Unsigned: an index that cannot be negative lets the
@@ -66,7 +68,21 @@ _MANTISSA_BITS = np.int32(23)
 _ONE, _TWO = np.float32(1), np.float32(2)
 
 
-@njit(fastmath={"contract"}, error_model="numpy")
+# Only multiply-and-add may be merged: any other liberty (approximate reciprocals, reordered sums) would make the
+# voltages depend on the processor. `numpy` as error model: a test for division by zero would prevent vectorising.
+_OPTIONS: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy", "nogil": True}
+_inlined = njit(**_OPTIONS)
+
+
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """Compiled on first call and kept on disk, next to this file or in the user's cache."""
+    try:
+        return njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError:  # neither can be written to
+        return njit(**_OPTIONS)(function)
+
+
+@_inlined
 def _exp2(y):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """2^y for |y| < 126, in operations that vectorise; the library's exp would be called cell by cell."""
     shifted = y + _ROUND
@@ -76,7 +92,7 @@ def _exp2(y):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     return np.int32(p.view(np.int32) + exponent).view(np.float32)
 
 
-@njit(fastmath={"contract"}, error_model="numpy")
+@_inlined
 def _advance(x, v, gate):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """x + Δ·(x∞ − x)/(τ + Δ/2), both fractions brought over 1 + u² so that one division is left."""
     offset, scale, flat, bell = gate
@@ -85,12 +101,12 @@ def _advance(x, v, gate):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN20
     return x + (_ONE - x * q) / (flat * q + bell * u)
 
 
-@njit(fastmath={"contract"}, error_model="numpy")
+@_inlined
 def _constants(gates, k):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     return gates[k, 0], gates[k, 1], gates[k, 2], gates[k, 3]
 
 
-@njit(fastmath={"contract"}, error_model="numpy", nogil=True, cache=True)
+@_compiled
 def _integrate(g, gates, initial, reversal, capacity, drive, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """One block: g (16·BLOCK,) in µS, rows as in `_conductances`; tables of `_tables`; out (BLOCK, bins, 4) in mV."""
     # Plain numbers instead of table entries inside the loop: nothing the loop writes can be one of them, so the
@@ -234,14 +250,15 @@ def simulate(unit: NDArray, threads: int | None = None) -> NDArray[np.float32]:
     tables = _tables()
 
     def run(block: int) -> None:
-        _integrate(blocks[block], *tables, voltages[block])  # type: ignore[call-arg]
+        _integrate(blocks[block], *tables, voltages[block])
 
     # Python threads over a compiled function that lets go of the interpreter: unlike numba's own parallel loops they
     # need no threading layer, may be used from several threads, and survive a fork.
-    with ThreadPoolExecutor(threads or _num_cores()) as pool:
+    with ThreadPoolExecutor(threads or num_cores()) as pool:
         deque(pool.map(run, range(num_blocks)), maxlen=0)  # raises what a thread raised
     return voltages.reshape(-1, NUM_BINS, len(PROBES))[:num_cells]
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
