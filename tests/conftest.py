@@ -20,6 +20,8 @@ TINY = {
         "valid.micro=48",
         "engine.updates_per_call=5",
         "log.tensorboard=false",
+        "log.report=false",
+        "engine.threads=1",
     ],
     "neuron": [
         "neuron",
@@ -30,6 +32,8 @@ TINY = {
         "valid.micro=12",
         "engine.updates_per_call=5",
         "log.tensorboard=false",
+        "log.report=false",
+        "engine.threads=1",
     ],
 }
 

@@ -53,7 +53,8 @@ class BatchSection(Section):
     @property
     def micro_batch(self) -> int:
         """Samples in one forward and backward pass of one replica."""
-        assert self.micro and self.replicas
+        assert self.micro
+        assert self.replicas
         return self.micro // self.replicas if self.scaling == "strong" else self.micro
 
     @property

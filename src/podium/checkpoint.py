@@ -1,7 +1,7 @@
 """Checkpoints: save, find, verify, restore, prune. Owns the `checkpoint` section.
 
 A checkpoint is a folder `update-00001234/` with safetensors files (data only: loading never executes anything), a
-JSON state and a manifest of checksums. It is written aside, synced to disk and renamed: it is there whole or not at all.
+JSON state and a manifest of checksums. It is written aside, synced to disk and renamed: there whole or not at all.
 """
 
 import errno
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from podium.durations import Duration
 from podium.errors import TrainingFailed, UserError
-from podium.optim.optimisers import load_state_tensors, state_tensors
+from podium.optim.optimisers import Optimiser, load_state_tensors, state_tensors
 from podium.schema import Section
 
 FORMAT = 1
@@ -49,7 +49,7 @@ class Checkpoint:
     weights: Mapping[str, Tensor]
     optimiser: Mapping[str, Tensor]
 
-    def restore(self, model: nn.Module, optimiser: torch.optim.Optimizer | None = None) -> None:
+    def restore(self, model: nn.Module, optimiser: Optimiser | None = None) -> None:
         """Puts the weights, buffers and optimiser state back, bit for bit."""
         try:
             model.load_state_dict(dict(self.weights), strict=True)
@@ -64,7 +64,7 @@ def save(
     folder: Path,
     update: int,
     model: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimiser: Optimiser,
     state: Mapping[str, Any],
 ) -> Path:
     """Writes `folder/update-…`; on any failure nothing of it stays and earlier checkpoints are untouched."""
@@ -81,8 +81,9 @@ def save(
     }
     manifest = {
         "format": FORMAT,
-        "update": update,
-        "files": {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()},
+        "files": {
+            name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()
+        },
     }
     final = folder / f"{_PREFIX}{update:08d}"
     aside = folder / f"{_ASIDE}{final.name}"
@@ -125,16 +126,17 @@ def load(path: Path) -> Checkpoint:
         for name, expected in manifest["files"].items():
             if hashlib.sha256(data[name]).hexdigest() != expected["sha256"]:
                 raise UserError(f"checkpoint {path} is damaged: {name} does not match its checksum")
+        state = json.loads(data["state.json"])
         return Checkpoint(
             path=path,
-            update=manifest["update"],
-            state=json.loads(data["state.json"]),
+            update=state["update"],
+            state=state,
             weights=safetensors.torch.load(data["model.safetensors"]),
             optimiser=safetensors.torch.load(data["optimiser.safetensors"]),
         )
     except OSError as error:
         raise UserError(f"checkpoint {path} is damaged: {error.filename or path}: {error.strerror}") from None
-    except (json.JSONDecodeError, KeyError, TypeError, safetensors.SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
         raise UserError(f"checkpoint {path} is damaged: {error}") from None
 
 

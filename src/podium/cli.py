@@ -22,7 +22,8 @@ app.add_typer(data_app, name="data")
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A shipped name (`podium recipes`) or a .yaml file.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides such as optim.lr=2e-3.", show_default=False)
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides such as optim.lr=2e-3.", show_default=False),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 WhichCheckpoint = Annotated[str, typer.Option(help="`last`, `best` or the number of an update.")]
@@ -51,7 +52,9 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -60,7 +63,9 @@ def _options(
 def train(
     recipe: RecipeName,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the new run [default: the next free one in runs/].")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the new run [default: the next free one in runs/].")
+    ] = None,
 ) -> None:
     """Train a recipe."""
     from podium import train as training
@@ -134,7 +139,9 @@ def doctor() -> None:
 @data_app.command("make")
 def data_make(
     workload: Annotated[str, typer.Argument(help="A workload whose data can be simulated, e.g. neuron.")],
-    options: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. samples=50000 out=data")] = None,
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. samples=50000 out=data")
+    ] = None,
 ) -> None:
     """Simulate a data set."""
     from podium.data_commands import make

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import h5py
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from podium.console import err, out, say, show_table
+from podium.console import err, out, show_table
 from podium.data.fetch import fetch
 from podium.data.idx import read_idx
 from podium.errors import UserError
@@ -16,17 +17,24 @@ from podium.workloads.base import WORKLOADS, Table, workload_class
 
 def make(workload: str, options: Iterable[str]) -> None:
     """Simulates the data of a workload; its own schema says which options there are."""
-    makers = {name: cls for name in WORKLOADS if hasattr(cls := workload_class(name), "MakeSection")}
+    makers: dict[str, Any] = {name: cls for name in WORKLOADS if hasattr(cls := workload_class(name), "MakeSection")}
     if workload not in makers:
         raise UserError(f"data of {workload!r} cannot be made (can be: {', '.join(makers)})")
     tree = dict(parse_override(option) for option in options)
-    for line in makers[workload].make(validated(makers[workload].MakeSection, tree)):
-        say(line)
+    section = validated(makers[workload].MakeSection, tree)
+    makers[workload].make(section)
+    out.print(str(section.out), soft_wrap=True)
 
 
 def fetch_with_progress(name: str, folder: Path | None) -> None:
     """Downloads with a bar per file where there is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=err, disable=not err.is_terminal) as bars:
         tasks = {}
 

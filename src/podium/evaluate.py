@@ -55,9 +55,7 @@ class ModelOutputs:
         self._model, self._workload = model, workload
         self._micro_batch, self._device = micro_batch, device
 
-    def __call__(
-        self, split: Split, max_samples: int | None = None
-    ) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+    def __call__(self, split: Split, max_samples: int | None = None) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         fields: dict[str, list[NDArray]] = {}
         outputs: list[NDArray] = []
         source = self._workload.source(split)
@@ -66,7 +64,7 @@ class ModelOutputs:
                 output = self._model(*(batch[name] for name in self._workload.inputs))
                 outputs.append(output.cpu().numpy())
                 for name, rows in batch.items():
-                    fields.setdefault(name, []).append(np.array(rows.cpu()))
+                    fields.setdefault(name, []).append(rows.cpu().numpy().copy())  # the feed reuses its buffers
         return {name: np.concatenate(parts) for name, parts in fields.items()}, {"output": np.concatenate(outputs)}
 
 

@@ -59,7 +59,8 @@ def tell_end(run: Run) -> None:
         ["weights", summary["weights_sha256"][:16]],
     ]
     show_table(Table(f"{run.path}: {summary['state']}", ["", ""], rows, spent))
-    out.print(f"report: {run.report_file.resolve()}", soft_wrap=True)
+    if run.report_file.exists():
+        out.print(f"report: {run.report_file.resolve()}", soft_wrap=True)
     loss = summary["valid"]["last"].get("loss")
     if loss is not None:
         out.print(f"final validation loss: {loss:.4f}")

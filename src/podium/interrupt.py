@@ -1,4 +1,4 @@
-"""Requests to stop: signals and the time limit. The loop asks after every update; nothing is torn down from a handler."""
+"""Requests to stop: signals and the time limit. The loop asks after every update; handlers tear nothing down."""
 
 import os
 import signal

@@ -223,7 +223,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         return dotted, raw
 
 
-def _nested(dotted: str, value: Any) -> Tree:  # noqa: ANN401
+def _nested(dotted: str, value: Any) -> Tree:
     for part in reversed(dotted.split(".")):
         value = {part: value}
     tree: Tree = value
@@ -283,8 +283,8 @@ def _nearest(dotted: str, keys: list[str]) -> str | None:
     """The valid key most likely meant: the same name in another section, or a similar spelling."""
     leaf, keys = dotted.rpartition(".")[2], [key for key in keys if key != dotted]
     same_leaf = [key for key in keys if key.rpartition(".")[2] == leaf]
-    if same_leaf:
-        return difflib.get_close_matches(dotted, same_leaf, 1, cutoff=0.0)[0]
+    if same_leaf:  # what is written may be the end of it (`model.dropout`); else the first section that has it
+        return next((key for key in same_leaf if key.endswith(f".{dotted}")), same_leaf[0])
     siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == dotted.rpartition(".")[0]}
     near = difflib.get_close_matches(leaf, siblings, 1, cutoff=0.5)
     if near:
@@ -349,7 +349,7 @@ def _sentence(dotted: str, detail: ErrorDetails, keys: list[str], origins: Mappi
         return f"{origin}: {problem}" if isinstance(detail["input"], dict) else f"{origin}: {shown}: {problem}"
     if kind == "literal_error":
         expected = f"one of {detail['ctx']['expected'].replace(chr(39), '').replace(' or ', ', ')}"
-        near = difflib.get_close_matches(str(detail["input"]), expected.removeprefix("one of ").split(", "), 1)
-        return f"{origin}: {shown}: expected {expected}" + (f" (did you mean {near[0]}?)" if near else "")
+        alike = difflib.get_close_matches(str(detail["input"]), expected.removeprefix("one of ").split(", "), 1)
+        return f"{origin}: {shown}: expected {expected}" + (f" (did you mean {alike[0]}?)" if alike else "")
     message = detail["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     return f"{origin}: {shown}: expected {_EXPECTED.get(kind, message)}"

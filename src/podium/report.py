@@ -1,4 +1,4 @@
-"""`report.html`: one self-contained file with the curves, the pictures of the workload, where the time went, the recipe.
+"""`report.html`: one self-contained file with curves, the workload's pictures, where the time went, the recipe.
 
 Written when a run ends and by `podium predict`. Everything it shows is read from the run folder.
 """

@@ -18,9 +18,11 @@ Record = Mapping[str, float]
 
 
 class LogSection(Section):
-    """Where metric records go beside `metrics.jsonl`."""
+    """Where metric records go beside `metrics.jsonl`, and whether pictures are made at the end."""
 
     tensorboard: bool = True
+    #: predict after the last update and write report.html (`podium predict` does it later)
+    report: bool = True
     wandb: Literal["off", "offline", "online"] = "off"
     wandb_project: str = "podium"
 
@@ -98,7 +100,9 @@ class WeightsAndBiases:
         try:
             import wandb
         except ImportError:
-            raise UserError(f"log.wandb = {section.wandb} needs the package wandb: pip install 'podium[wandb]'") from None
+            raise UserError(
+                f"log.wandb = {section.wandb} needs the package wandb: pip install 'podium[wandb]'"
+            ) from None
         os.environ.setdefault("WANDB_SILENT", "true")
         self._run = wandb.init(
             project=section.wandb_project,
@@ -106,7 +110,7 @@ class WeightsAndBiases:
             id=folder.name,
             dir=str(folder),
             config=dict(tree),
-            mode=section.wandb,
+            mode="online" if section.wandb == "online" else "offline",
             resume="allow",
         )
 

@@ -1,9 +1,9 @@
 """A run told top to bottom: prepare, restore, loop, finish. The loop a person reads first.
 
-    prepare   workload, samples, model, optimiser, schedule from the recipe; nothing on disk yet
-    restore   the newest good checkpoint, when there is one
-    loop      for every update: samples from the feed -> engine -> now and then look, validate, save
-    finish    summary, pictures, report
+prepare   workload, samples, model, optimiser, schedule from the recipe; nothing on disk yet
+restore   the newest good checkpoint, when there is one
+loop      for every update: samples from the feed -> engine -> now and then look, validate, save
+finish    summary, pictures, report
 """
 
 import math
@@ -24,7 +24,7 @@ from podium.engine.update import Engine, Sums
 from podium.errors import Interrupted, TrainingFailed, UserError
 from podium.evaluate import evaluate
 from podium.interrupt import StopRequest
-from podium.optim.optimisers import build_optimiser
+from podium.optim.optimisers import Optimiser, build_optimiser
 from podium.optim.scaling import scaled_lr
 from podium.optim.schedules import Schedule, build_schedule
 from podium.progress import Lengths, Meter, Progress, facts, summary
@@ -45,7 +45,7 @@ class Prepared:
     samples: Source
     valid_samples: Source
     model: nn.Module
-    optimiser: torch.optim.Optimizer
+    optimiser: Optimiser
     schedule: Schedule
     topology: Topology
     device: torch.device
@@ -136,10 +136,13 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
             with suppress(OSError):  # a full disk must not hide why the run ended
                 _write_summary(run, prepared, progress, clock, utilisation, state)
         if stopped_by is not None:
-            raise Interrupted(f"stopped by {stopped_by} after update {progress.update}; `podium resume {run.path}` continues")
-        with clock.phase("report"):
-            write_report(run, prepared.workload, prepared.model, prepared.device, prepared.recipe.valid.micro)
-        _write_summary(run, prepared, progress, clock, utilisation, state)
+            raise Interrupted(
+                f"stopped by {stopped_by} after update {progress.update}; `podium resume {run.path}` continues"
+            )
+        if prepared.recipe.log.report:
+            with clock.phase("report"):
+                write_report(run, prepared.workload, prepared.model, prepared.device, prepared.recipe.valid.micro)
+            _write_summary(run, prepared, progress, clock, utilisation, state)
     return run
 
 

@@ -15,7 +15,12 @@ def sizes_of(**given_keys):
     return section.micro_batch, section.num_accumulation, section.num_replicas, section.global_batch
 
 
-@given(micro=sizes, accumulation=sizes, replicas=sizes, drop=st.sampled_from(["micro", "accumulation", "replicas", "global"]))
+@given(
+    micro=sizes,
+    accumulation=sizes,
+    replicas=sizes,
+    drop=st.sampled_from(["micro", "accumulation", "replicas", "global"]),
+)
 def test_any_three_sizes_give_the_fourth(micro, accumulation, replicas, drop):
     whole = {
         "micro": micro,
@@ -60,6 +65,6 @@ def test_resolved_section_reads_back_equal(scaling):
     ],
 )
 def test_contradictions_are_errors_with_the_arithmetic(keys, part):
-    with pytest.raises(ValidationError, match=".") as caught:
+    with pytest.raises(ValidationError) as caught:
         BatchSection(**keys)
     assert part in str(caught.value)

@@ -37,7 +37,14 @@ def test_blocks_are_the_same_samples_whatever_their_size_and_wherever_one_starts
 
 
 def test_shares_of_instances_make_up_the_whole_batch():
-    common = {"seed": 3, "num_samples": 100, "global_batch": 12, "first_update": 0, "last_update": 20, "updates_per_block": 1}
+    common = {
+        "seed": 3,
+        "num_samples": 100,
+        "global_batch": 12,
+        "first_update": 0,
+        "last_update": 20,
+        "updates_per_block": 1,
+    }
     whole = list(train_blocks(**common, share=slice(None)))
     parts = [list(train_blocks(**common, share=slice(start, start + 4))) for start in (0, 4, 8)]
     for update, block in enumerate(whole):
@@ -47,7 +54,13 @@ def test_shares_of_instances_make_up_the_whole_batch():
 def test_an_epoch_holds_no_sample_twice_and_epochs_differ():
     blocks = list(
         train_blocks(
-            seed=1, num_samples=103, global_batch=10, share=slice(None), first_update=0, last_update=20, updates_per_block=4
+            seed=1,
+            num_samples=103,
+            global_batch=10,
+            share=slice(None),
+            first_update=0,
+            last_update=20,
+            updates_per_block=4,
         )
     )
     samples = np.concatenate(blocks)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from podium.batch import BatchSection
 from podium.engine.randomness import seed_torch
 from podium.engine.reduce import Tensors, TreeSum
-from podium.optim.optimisers import clip_divisor, step
+from podium.optim.optimisers import Optimiser, clip_divisor, step
 from podium.schema import Section
 from podium.workloads.base import Loss, Workload
 
@@ -101,7 +101,7 @@ class Engine:
         self,
         model: nn.Module,
         workload: Workload,
-        optimiser: torch.optim.Optimizer,
+        optimiser: Optimiser,
         batch: BatchSection,
         replicas: range,
         seed: int,
@@ -120,20 +120,18 @@ class Engine:
         self._pending = PendingLosses()
 
     def update(self, update: int, samples: Mapping[str, Tensor], lr: float) -> None:
-        """Update number `update` (0-based); `samples` hold (replicas, accumulation, micro-batch, …) of this instance."""
+        """Update number `update` (0-based); `samples`: (local replicas, accumulation, micro-batch, …)."""
         if len(self._replicas) == 1:
             count = self._replica(update, self._replicas[0], {name: rows[0] for name, rows in samples.items()})
         else:
             count = self._replicas_in_turn(update, samples)
-        for group in self._optimiser.param_groups:
-            group["lr"] = lr
-        if self._clip_norm is None:
-            divisor = torch.full((), float(count), device=self._device)
-        else:
-            grads = [p.grad for p in self._params if p.grad is not None]
+        divisor: Tensor | float = count
+        if self._clip_norm is not None:
+            grads = [param.grad for param in self._params if param.grad is not None]
             divisor, _ = clip_divisor(grads, count, self._clip_norm)
-        step(self._optimiser, divisor)
-        self._optimiser.zero_grad(set_to_none=True)
+        step(self._optimiser, divisor, lr)
+        for param in self._params:
+            param.grad = None
 
     def collect(self) -> Sums:
         """The losses since the last call; the only place where the host waits for the device."""

@@ -93,7 +93,10 @@ class Prediction:
 
 
 class Workload(Protocol):
-    """The contract: about eight members, everything else is the system's."""
+    """The contract: about eight members, everything else is the system's.
+
+    A workload whose data can be simulated also has `MakeSection` and a static `make(section)`, for `podium data make`.
+    """
 
     #: schemas of `workload.model` and `workload.data`
     ModelSection: ClassVar[type[Section]]

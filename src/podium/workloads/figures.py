@@ -1,6 +1,8 @@
 """One look for every picture. Matplotlib's object interface, no pyplot: no global state, no display needed."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any, cast
 
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -10,10 +12,10 @@ INK, MUTED, GRID = "#1f2933", "#6b7785", "#e4e7eb"
 ACCENT, SECOND, THIRD, FOURTH = "#2563eb", "#e4572e", "#0f9d78", "#a855f7"
 PALETTE = (ACCENT, SECOND, THIRD, FOURTH)
 
-_STYLE = {
+_STYLE: dict[str, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,
-    "axes.titleweight": "semibold",
+    "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
@@ -31,9 +33,10 @@ _STYLE = {
 }
 
 
-def style() -> rc_context:
+def style() -> AbstractContextManager[None]:
     """`with style(): ...` around everything that draws."""
-    return rc_context(_STYLE)
+    context: AbstractContextManager[None] = rc_context(cast(Any, _STYLE))
+    return context
 
 
 def figure(width: float = 9.0, height: float = 5.0) -> Figure:

@@ -12,8 +12,7 @@ import math
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +45,7 @@ BIN_MS = 0.125
 #: Voltages are standardised by the mean and spread of the first so many training samples.
 _STATISTICS_SAMPLES = 1024
 _SIMULATED_CELL = "simulated"
+_console = Console(stderr=True, highlight=False)
 _SIMULATED_PROBE = "excite_4prB8kHz"
 
 
@@ -316,34 +316,39 @@ def simulated_folder(samples: int, seed: int) -> Path:
     from podium.workloads.neuron import simulate  # compiles when first used: not wanted for files
 
     folder = cache_folder("neuron", f"v{simulate.VERSION}-seed{seed}-{samples}")
-    console = Console(stderr=True, highlight=False)
     if folder.is_dir():
-        _say(console, f"Simulated cells: {samples:,} for training, kept in {folder}")
+        _say(f"Simulated cells: {samples:,} for training, kept in {folder}")
         return folder
-
-    def make(progress: Callable[[int, int], None]) -> None:
-        # Put in place by one rename: who finds the folder finds it complete, whoever made it.
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            simulate.make_dataset(aside, samples, seed=seed, cell=_SIMULATED_CELL, progress=progress)
-            aside.chmod(0o755)
-            with suppress(FileExistsError):
-                _rename_unless_there(aside, folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder.with_name(f"{folder.name}.lock")):
             if not folder.is_dir():
-                _say(
-                    console,
-                    f"Simulating {samples:,} cells for training, and a tenth of that for each of valid and test",
-                )
-                _with_progress(console, make)
+                # Put in place by one rename: who finds the folder finds it complete, whoever made it.
+                aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+                try:
+                    simulate_shown(aside, samples, seed=seed, cell=_SIMULATED_CELL)
+                    aside.chmod(0o755)
+                    with suppress(FileExistsError):
+                        _rename_unless_there(aside, folder)
+                finally:
+                    shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise UserError(f"The simulated cells cannot be kept in {folder}: {error.strerror or error}.") from error
     return folder
+
+
+def simulate_shown(folder: Path, samples: int, **options: Any) -> None:
+    """Simulates a data set into `folder`, with a bar in a terminal, and says how fast it was."""
+    from podium.workloads.neuron import simulate
+
+    _say(f"Simulating {samples:,} cells for training, and more for validation and test")
+    columns = (TextColumn("simulating"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=_console, transient=True, disable=not _console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        made = simulate.make_dataset(
+            folder, samples, progress=lambda done, total: bar.update(task, completed=done, total=total), **options
+        )
+    _say(f"Simulated {made.cells:,} cells in {made.seconds:.1f} s: {made.cells_per_second:,.0f} cells/s")
 
 
 def _rename_unless_there(aside: Path, folder: Path) -> None:
@@ -367,21 +372,5 @@ def _alone(lock: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _with_progress(console: Console, make: Callable[[Callable[[int, int], None]], None]) -> None:
-    columns = (TextColumn("simulating"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
-    began, cells = time.perf_counter(), 0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-
-        def progress(done: int, total: int) -> None:
-            nonlocal cells
-            cells = done
-            bar.update(task, completed=done, total=total)
-
-        make(progress)
-    seconds = time.perf_counter() - began
-    _say(console, f"Simulated {cells:,} cells in {seconds:.1f} s: {cells / seconds:,.0f} cells/s")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(escape(text), soft_wrap=True)
+def _say(text: str) -> None:
+    _console.print(escape(text), soft_wrap=True)

@@ -1,17 +1,30 @@
 """The neuron inverter: from the voltages of a neuron, the parameters that made it. The contract, tied together."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from podium.data.arrays import Source
 from podium.schema import Section
 from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
 from podium.workloads.neuron import predict
-from podium.workloads.neuron.data import NeuronData, NeuronSamples
+from podium.workloads.neuron.data import NeuronData, NeuronSamples, simulate_shown
 from podium.workloads.neuron.model import NeuronModel, build_network
+
+
+class NeuronMake(Section):
+    """What `podium data make neuron` takes: cells to simulate, and the folder for the files."""
+
+    samples: PositiveInt
+    out: Path
+    seed: NonNegativeInt = 1
+    cell: str = "simulated"
+    dtype: Literal["float16", "float32"] = "float16"
+    valid: PositiveInt | None = None
+    test: PositiveInt | None = None
 
 
 class Workload:
@@ -19,12 +32,19 @@ class Workload:
 
     ModelSection: ClassVar[type[Section]] = NeuronModel
     DataSection: ClassVar[type[Section]] = NeuronData
+    MakeSection: ClassVar[type[Section]] = NeuronMake
     inputs: ClassVar[tuple[str, ...]] = ("frames",)
     target = Target("valid/loss", 0.20)
 
     def __init__(self, model: NeuronModel, data: NeuronData) -> None:
         self._model = model
         self._samples = NeuronSamples(data)
+
+    @staticmethod
+    def make(section: NeuronMake) -> None:
+        """Simulates a data set in the published layout."""
+        options = section.model_dump(exclude={"samples", "out"})
+        simulate_shown(section.out, section.samples, **options)
 
     def build_model(self) -> nn.Module:
         num_bins, num_probes = self._samples.frame_shape

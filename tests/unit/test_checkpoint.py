@@ -1,0 +1,148 @@
+"""Checkpoints: whole or not there, every byte checked, nothing executed, earlier ones never harmed."""
+
+import errno
+import json
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from podium import checkpoint
+from podium.errors import TrainingFailed, UserError
+from podium.optim.optimisers import OptimSection, build_optimiser, state_tensors, step
+from podium.workloads.base import by_dimension
+
+
+def trained(seed: int = 0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimiser = build_optimiser(OptimSection(name="adamw", lr=1e-2), model, by_dimension(model))
+    for _ in range(3):
+        model(torch.randn(5, 3)).square().sum().backward()
+        step(optimiser, 5.0, 1e-2)
+        optimiser.zero_grad()
+    return model, optimiser
+
+
+def test_saved_and_restored_state_is_equal_to_the_bit(tmp_path):
+    model, optimiser = trained(1)
+    path = checkpoint.save(tmp_path, 7, model, optimiser, {"progress": {"loss": 0.1}})
+    other, other_optimiser = trained(2)
+    assert checkpoint.weights_sha256(other) != checkpoint.weights_sha256(model)
+    found = checkpoint.load(path)
+    found.restore(other, other_optimiser)
+    assert (found.update, found.state["progress"]) == (7, {"loss": 0.1})
+    assert checkpoint.weights_sha256(other) == checkpoint.weights_sha256(model)
+    before, after = state_tensors(optimiser, model), state_tensors(other_optimiser, other)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_weights_sha256_sees_every_bit_name_and_shape():
+    model, _ = trained()
+    first = checkpoint.weights_sha256(model)
+    with torch.no_grad():
+        model[1].running_mean[0] = torch.nextafter(model[1].running_mean[0], torch.tensor(9.0))
+    assert checkpoint.weights_sha256(model) != first
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimiser.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
+def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path, file, harm):
+    model, optimiser = trained()
+    checkpoint.save(tmp_path, 1, model, optimiser, {})
+    path = checkpoint.save(tmp_path, 2, model, optimiser, {}) / file
+    data = bytearray(path.read_bytes())
+    if harm == "flip":
+        data[len(data) // 2] ^= 0x80
+        path.write_bytes(data)
+    elif harm == "truncate":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        path.unlink()
+    warnings: list[str] = []
+    found = checkpoint.load_latest(tmp_path, warnings.append)
+    assert found is not None
+    assert found.update == 1
+    assert len(warnings) == 1
+    assert "update-00000002" in warnings[0]
+
+
+def test_no_good_checkpoint_at_all_is_an_error_and_none_is_none(tmp_path):
+    assert checkpoint.load_latest(tmp_path, print) is None
+    model, optimiser = trained()
+    (checkpoint.save(tmp_path, 1, model, optimiser, {}) / "manifest.json").unlink()
+    with pytest.raises(UserError, match="none of the 1 checkpoints"):
+        checkpoint.load_latest(tmp_path, lambda _: None)
+
+
+def test_pickled_code_in_place_of_weights_is_never_executed(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (exec, (f"open({str(tmp_path / 'sprung')!r}, 'w')",))
+
+    model, optimiser = trained()
+    path = checkpoint.save(tmp_path, 1, model, optimiser, {})
+    data = pickle.dumps(Trap())
+    (path / "model.safetensors").write_bytes(data)
+    manifest = json.loads((path / "manifest.json").read_text())
+    import hashlib
+
+    manifest["files"]["model.safetensors"] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="damaged"):
+        checkpoint.load(path)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_disk_full_at_any_write_leaves_the_previous_checkpoint_and_nothing_else(tmp_path, monkeypatch, call):
+    model, optimiser = trained()
+    checkpoint.save(tmp_path, 1, model, optimiser, {})
+    real, calls = checkpoint._write_synced, []
+
+    def full(path, data):
+        calls.append(path)
+        if len(calls) == call:
+            path.write_bytes(data[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(checkpoint, "_write_synced", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        checkpoint.save(tmp_path, 2, model, optimiser, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
+    assert checkpoint.load_latest(tmp_path, print).update == 1
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    model, optimiser = trained()
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("nan")
+    with pytest.raises(TrainingFailed, match=r"0\.weight is not finite"):
+        checkpoint.save(tmp_path, 1, model, optimiser, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prune_keeps_the_newest_and_the_best(tmp_path):
+    model, optimiser = trained()
+    for update in (1, 2, 3, 4, 5):
+        checkpoint.save(tmp_path, update, model, optimiser, {})
+    checkpoint.prune(tmp_path, 2, best_update=2)
+    assert [path.name[-1] for path in checkpoint.checkpoint_paths(tmp_path)] == ["2", "4", "5"]
+
+
+def test_left_overs_of_a_killed_save_are_not_checkpoints_and_go_away(tmp_path):
+    model, optimiser = trained()
+    (tmp_path / ".writing-update-00000009").mkdir()
+    assert checkpoint.checkpoint_paths(tmp_path) == []
+    checkpoint.save(tmp_path, 1, model, optimiser, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
+
+
+def test_a_checkpoint_of_another_model_is_one_sentence(tmp_path):
+    model, optimiser = trained()
+    path = checkpoint.save(tmp_path, 1, model, optimiser, {})
+    with pytest.raises(UserError, match="does not fit the model"):
+        checkpoint.load(path).restore(nn.Linear(2, 2))

@@ -1,0 +1,196 @@
+"""What every workload is promised by a training run; parametrised over the table, so none can escape."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from podium import checkpoint
+from podium import train as training
+from podium.data.arrays import empty_buffers
+from podium.data.order import order
+from podium.engine.randomness import seed_torch
+from podium.errors import Interrupted
+from podium.recipe import load_recipe
+from podium.run import open_run
+from podium.train import prepare, resume, train
+from podium.workloads.base import WORKLOADS
+from tests.conftest import TINY
+
+
+def trained(tiny, out, *overrides):
+    return train(load_recipe(tiny[0], [*tiny[1:], *overrides]), out)
+
+
+def losses(run) -> list[tuple]:
+    return [(r["update"], r["train/loss"], r.get("valid/loss")) for r in run.records()]
+
+
+def test_every_workload_of_the_table_has_a_tiny_recipe():
+    assert TINY.keys() == WORKLOADS.keys()
+
+
+def test_a_run_leaves_everything_the_design_names(tiny, tmp_path):
+    run = trained(tiny, tmp_path / "run", "log.tensorboard=true", "log.report=true")
+    names = {path.name for path in run.path.iterdir()}
+    assert names >= {
+        "recipe.yaml", "environment.json", "metrics.jsonl", "summary.json", "report.html",
+        "checkpoints", "tensorboard", "log",
+    }  # fmt: skip
+    summary = run.summary()
+    assert summary["state"] == "done"
+    assert summary["updates"] == summary["total_updates"] > 0
+    assert summary["epochs"] == 2
+    assert summary["samples"] == summary["updates"] * 8
+    for split in ("train", "valid"):
+        assert math.isfinite(summary[split]["last"]["loss"])
+        assert summary[split]["best"]["loss"] <= summary[split]["last"]["loss"]
+    assert summary["samples_per_second"] > 0
+    assert {"compile", "train", "input_wait", "communication", "valid", "checkpoint"} <= summary["seconds"].keys()
+    assert len(summary["weights_sha256"]) == len(summary["recipe_sha256"]) == 64
+    assert summary["topology"] == {"hosts": 1, "instances": 1, "replicas": 1, "stages": 1}
+    assert list(run.tensorboard.glob("events.out.tfevents.*"))
+    assert run.recipe() == load_recipe(tiny[0], [*tiny[1:], "log.tensorboard=true", "log.report=true"])
+
+
+def test_report_is_one_self_contained_file_with_the_pictures(tiny, tmp_path):
+    run = trained(tiny, tmp_path / "run", "log.report=true")
+    html = run.report_file.read_text()
+    pictures = list(run.pictures.glob("*.png"))
+    assert len(pictures) >= 3
+    assert html.count("data:image/png;base64,") == len(pictures)
+    assert "http://" not in html
+    assert "https://" not in html
+    assert 'src="' not in html.replace('src="data:', "")
+
+
+def test_time_split_sums_to_the_total(tiny, tmp_path):
+    seconds = trained(tiny, tmp_path / "run").summary()["seconds"]
+    parts = sum(value for name, value in seconds.items() if name != "total")
+    assert parts == pytest.approx(seconds["total"], rel=0.02)
+
+
+def test_same_recipe_gives_the_same_weights_and_losses(tiny, tmp_path):
+    one, two = trained(tiny, tmp_path / "one"), trained(tiny, tmp_path / "two")
+    assert one.summary()["weights_sha256"] == two.summary()["weights_sha256"]
+    assert losses(one) == losses(two)
+
+
+def test_another_seed_gives_other_weights(tiny, tmp_path):
+    one, two = trained(tiny, tmp_path / "one"), trained(tiny, tmp_path / "two", "seed=2")
+    assert one.summary()["weights_sha256"] != two.summary()["weights_sha256"]
+
+
+@pytest.mark.parametrize("stop_at", [3, 20, 27])
+def test_interrupted_and_resumed_equals_straight_to_the_bit(tiny, tmp_path, monkeypatch, stop_at):
+    """Stopped in the middle of a record, on an epoch's end and in the second epoch."""
+    straight = trained(tiny, tmp_path / "straight", "optim.clip_norm=0.5", "schedule.warmup=7up")
+
+    class StopAt:
+        def __init__(self, time_limit):
+            self.asked = 0
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        @property
+        def reason(self):
+            return "a test" if engine_updates() >= stop_at else None
+
+    def engine_updates():
+        return seen["updates"]
+
+    seen = {"updates": 0}
+    real = training.Engine.update
+
+    def counted(self, update, samples, lr):
+        real(self, update, samples, lr)
+        seen["updates"] = update + 1
+
+    monkeypatch.setattr(training.Engine, "update", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "StopRequest", StopAt)
+        with pytest.raises(Interrupted):
+            trained(tiny, tmp_path / "broken", "optim.clip_norm=0.5", "schedule.warmup=7up")
+    broken = open_run(tmp_path / "broken")
+    assert broken.summary()["state"] == "interrupted"
+    assert broken.summary()["updates"] == stop_at
+    resumed = resume(broken)
+    assert resumed.summary()["state"] == "done"
+    assert resumed.summary()["weights_sha256"] == straight.summary()["weights_sha256"]
+    assert losses(resumed) == losses(straight)
+    ours, theirs = (checkpoint.load_latest(run.checkpoints, print) for run in (resumed, straight))
+    assert all(torch.equal(ours.optimiser[name], theirs.optimiser[name]) for name in theirs.optimiser)
+
+
+def test_plateau_schedule_survives_a_resume(tiny, tmp_path):
+    """Dying right after a checkpoint, without any goodbye, then resuming: the same rates as straight."""
+    overrides = ["schedule.name=plateau", "schedule.patience=0", "schedule.cooldown=0", "schedule.threshold=0.5"]
+    overrides += ["schedule.warmup=0", "valid.every=5up", "checkpoint.every=5up", "checkpoint.keep=100"]
+    straight = trained(tiny, tmp_path / "straight", *overrides)
+    rates = [(r["update"], r["train/lr"]) for r in straight.records()]
+    assert len({rate for _, rate in rates}) > 1
+    torn = trained(tiny, tmp_path / "torn", *overrides)
+    for path in checkpoint.checkpoint_paths(torn.checkpoints)[2:]:
+        shutil.rmtree(path)
+    torn.write_summary({**torn.summary(), "state": "running"})
+    resumed = resume(torn)
+    assert [(r["update"], r["train/lr"]) for r in resumed.records()] == rates
+    assert resumed.summary()["weights_sha256"] == straight.summary()["weights_sha256"]
+
+
+def test_replicas_and_accumulation_count_every_sample_once(tiny, tmp_path):
+    """The mean gradient of 4 samples is the same whether they come as 4, 2 × 2 or 2 replicas × 2 (no dropout)."""
+    forms = [[4, 1, 1], [2, 2, 1], [2, 1, 2], [1, 2, 2]]
+    weights = []
+    for micro, accumulation, replicas in forms:
+        sizes = [f"batch.micro={micro}", f"batch.accumulation={accumulation}", f"batch.replicas={replicas}"]
+        extra = ["train.length=1up", "workload.model.dropout=0", "optim.name=momentum", "optim.lr=0.1"]
+        extra.append("schedule.warmup=0")
+        if tiny[0] == "neuron":
+            extra.append("workload.model.batch_norm=false")
+        run = trained(tiny, tmp_path / f"{micro}{accumulation}{replicas}", *sizes, *extra)
+        weights.append(checkpoint.load_latest(run.checkpoints, print).weights)
+    for other in weights[1:]:
+        for name, tensor in weights[0].items():
+            torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_differs_between_replicas_and_updates(tiny):
+    draws = set()
+    for place in [("micro-batch", 1, update, replica, 0) for update in range(3) for replica in range(3)]:
+        seed_torch(torch.device("cpu"), *place)
+        draws.add(tuple(torch.rand(4).tolist()))
+    assert len(draws) == 9
+
+
+def test_batch_norm_buffers_are_the_mean_over_replicas(tmp_path):
+    tiny = [*TINY["neuron"], "train.length=1up", "schedule.warmup=0", "batch.replicas=4", "batch.micro=4"]
+    run = trained(tiny, tmp_path / "four")
+    together = checkpoint.load_latest(run.checkpoints, print).weights
+    name = next(name for name in together if name.endswith("running_mean"))
+    prepared = prepare(run.recipe())
+    samples = order(run.recipe().seed, 0, np.arange(16), len(prepared.samples))
+    buffers = empty_buffers(prepared.samples.fields, 16)
+    prepared.samples.gather(samples, buffers)
+    means = []
+    for replica in range(4):
+        alone = prepare(run.recipe())
+        with torch.no_grad():
+            alone.model(torch.from_numpy(buffers["frames"][replica * 4 : replica * 4 + 4]))
+        means.append(alone.model.state_dict()[name])
+    torch.testing.assert_close(together[name], torch.stack(means).mean(0), rtol=1e-5, atol=1e-6)
+    assert together[name.replace("running_mean", "num_batches_tracked")] == 1
+
+
+def test_metrics_file_holds_valid_json_with_places(tiny, tmp_path):
+    run = trained(tiny, tmp_path / "run")
+    for line in run.metrics_file.read_text().splitlines():
+        record = json.loads(line)
+        assert record.keys() >= {"update", "epoch", "samples", "train/loss", "train/lr", "time/input_wait_s"}
