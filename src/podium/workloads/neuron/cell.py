@@ -30,7 +30,7 @@ from podium.data import draws
 from podium.errors import UserError
 
 #: Raise whenever simulated numbers change for the same (seed, domain, sample); part of the keys of cached data.
-VERSION = 1
+VERSION = 2
 
 PROBES = ("soma", "axon", "apical", "basal")
 
@@ -58,7 +58,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("apical_gih", 2e-5, 4e-4, "S/cm2"),
     Parameter("apical_gleak", 2e-5, 2e-4, "S/cm2"),
     Parameter("apical_coupling", 0.01, 0.1, "uS"),
-    Parameter("basal_gka", 5e-4, 1e-2, "S/cm2"),
+    Parameter("basal_gka", 1.5e-3, 3e-2, "S/cm2"),
     Parameter("basal_gih", 2e-5, 4e-4, "S/cm2"),
     Parameter("basal_gleak", 2e-5, 2e-4, "S/cm2"),
     Parameter("basal_coupling", 0.01, 0.1, "uS"),
