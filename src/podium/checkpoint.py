@@ -4,7 +4,6 @@ A checkpoint is a folder `update-00001234/` with safetensors files (data only: l
 JSON state and a manifest of checksums. It is written aside, synced to disk and renamed: there whole or not at all.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from podium.durations import Duration
-from podium.errors import TrainingFailed, UserError
+from podium.errors import TrainingFailed, UserError, system_reason
 from podium.optim.optimisers import Optimiser, load_state_tensors, state_tensors
 from podium.schema import Section
 
@@ -102,11 +101,9 @@ def save(
         _sync_folder(folder)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        reason = "the disk is full" if full else (error.strerror or str(error))
         raise UserError(
-            f"the checkpoint of update {update} could not be written to {folder}: {reason}; "
-            "earlier checkpoints are untouched: make room and `podium resume`"
+            f"the checkpoint of update {update} could not be written to {folder}: {system_reason(error)}; "
+            "earlier checkpoints are untouched: once that is solved, `podium resume` continues"
         ) from error
     return final
 

@@ -57,7 +57,7 @@ def _memory() -> tuple[bool | None, str]:
 
 
 def _accelerator() -> tuple[bool | None, str]:
-    device = torch.accelerator.current_accelerator()
+    device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:
         return None, "none: training runs on the processor"
     return True, f"{torch.accelerator.device_count()} × {device.type}"

@@ -1,5 +1,10 @@
 """The three ways a command ends badly, and the exit codes a scheduler reads. Caught once, in `cli.py`."""
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class PodiumError(Exception):
     """Base of everything shown to the user as one sentence, without a traceback."""
@@ -23,3 +28,19 @@ class Interrupted(PodiumError):
     """Stopped by a signal or a time limit after saving; `podium resume` continues."""
 
     exit_code = 75
+
+
+def system_reason(error: OSError) -> str:
+    """Why the system refused, in the words of a sentence."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "the disk is full"
+    return error.strerror or str(error)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Whatever keeps `path` from being written inside is the user's to solve: a full disk, a missing permission."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {system_reason(error)}") from error

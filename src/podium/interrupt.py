@@ -15,6 +15,7 @@ class StopRequest:
     def __init__(self, time_limit_s: float | None = None) -> None:
         self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
         self._signal: str | None = None
+        self._asked_by_hand = False
         self._previous: dict[int, object] = {}
 
     @property
@@ -36,7 +37,10 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if number == signal.SIGINT and self._signal == name:
-            os._exit(130)
-        self._signal = name
+        if number == signal.SIGINT:
+            if self._asked_by_hand:
+                if os.isatty(2):
+                    os.write(2, b"\x1b[?25h\n")  # the live display hides the cursor
+                os._exit(130)
+            self._asked_by_hand = True
+        self._signal = signal.Signals(number).name

@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.ticker import LogLocator, NullLocator
 from torch import nn
 
 from podium import __version__
 from podium.console import clock_text, number
+from podium.errors import writing
 from podium.evaluate import ModelOutputs
-from podium.run import Run, write_json
+from podium.run import Run, replace_file, write_json
 from podium.workloads import figures
 from podium.workloads.base import Picture, Prediction, Table, Workload
 
@@ -36,7 +38,8 @@ _PHASE_COLOURS = {
 def write_report(run: Run, workload: Workload, model: nn.Module, device: torch.device, micro_batch: int) -> Prediction:
     """Predicts with the model as it is, keeps pictures and tables in the run, and renders the report."""
     outputs = ModelOutputs(model, workload, micro_batch, device)
-    prediction = workload.predict(model, outputs, run.pictures)
+    with writing(run.pictures):
+        prediction = workload.predict(model, outputs, run.pictures)
     write_json(
         run.pictures / "prediction.json",
         {
@@ -52,7 +55,8 @@ def render_report(run: Run) -> Path:
     """Renders `report.html` from what is in the run folder."""
     summary, records = run.summary(), run.records()
     kept = _kept_prediction(run)
-    curves = _draw_curves(run, records)
+    with writing(run.pictures):
+        curves = _draw_curves(run, records)
     page = Environment(
         loader=PackageLoader("podium"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).get_template("report.html.j2")
@@ -68,7 +72,7 @@ def render_report(run: Run) -> Path:
         recipe=run.recipe_file.read_text(encoding="utf-8"),
         environment=_environment_rows(run.environment()),
     )
-    run.report_file.write_text(html, encoding="utf-8")
+    replace_file(run.report_file, html.encode())
     return run.report_file
 
 
@@ -98,11 +102,15 @@ def _draw_curves(run: Run, records: list[dict[str, Any]]) -> Path | None:
             marker = "o" if len(valid) <= 40 else None
             top.plot(*zip(*valid, strict=True), color=figures.SECOND, marker=marker, markersize=3.5, label="validation")
         top.set_title("Loss")
-        if min(loss for _, loss in train) > 0:
+        losses = [loss for _, loss in train + valid]
+        if min(losses) > 0 and max(losses) > 4 * min(losses):
             top.set_yscale("log")
+            top.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            top.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            top.yaxis.set_minor_locator(NullLocator())
         top.legend()
         bottom.plot(*zip(*rates, strict=True), color=figures.MUTED, linewidth=1.2)
-        bottom.set_ylabel("learning rate")
+        bottom.set_title("Learning rate")
         bottom.set_ylim(bottom=0)
         bottom.set_xlabel("epoch")
         return figures.save(fig, run.pictures / "curves.png")

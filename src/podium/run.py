@@ -4,10 +4,11 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ import psutil
 import torch
 
 from podium import __version__
-from podium.errors import UserError
+from podium.errors import UserError, system_reason, writing
 from podium.recipe import Recipe, read_yaml, recipe_from_tree, to_yaml
 
 #: What must agree for two runs of one recipe to give the same bits.
@@ -69,7 +70,10 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps any other process from training in this folder; the system lets go when the process ends."""
-        with (self.path / ".lock").open("w") as file:
+        lock = self.path / ".lock"
+        with writing(lock):
+            file = lock.open("w")
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -105,7 +109,7 @@ class Run:
         """Drops metric records of updates that will be done again after a resume."""
         kept = [record for record in self.records() if record["update"] <= update]
         text = "".join(json.dumps(record) + "\n" for record in kept)
-        _replace(self.metrics_file, text.encode())
+        replace_file(self.metrics_file, text.encode())
 
 
 def next_free_folder(root: Path, name: str) -> Path:
@@ -127,22 +131,29 @@ def check_free(path: Path) -> None:
 
 
 def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Run:
-    """Makes the folder with recipe and environment in it."""
+    """Makes the folder with recipe and environment in it, or leaves nothing."""
     check_free(path)
     run = Run(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        run.log.mkdir()
-        write_json(run.environment_file, environment)
-        _replace(run.recipe_file, to_yaml(recipe.tree()).encode())
     except OSError as error:
-        raise UserError(f"the run folder {path} cannot be made: {error.strerror}") from None
+        raise UserError(f"the run folder {path} cannot be made: {system_reason(error)}") from error
+    try:
+        with writing(path):
+            run.log.mkdir()
+        write_json(run.environment_file, environment)
+        replace_file(run.recipe_file, to_yaml(recipe.tree()).encode())
+    except UserError:
+        shutil.rmtree(path, ignore_errors=True)  # it was empty or not there
+        raise
     return run
 
 
 def open_run(path: Path) -> Run:
     """An existing run."""
     run = Run(path)
+    if not path.exists():
+        raise UserError(f"there is no run folder {path}")
     if not run.recipe_file.is_file():
         raise UserError(f"{path} is not a run folder (it has no recipe.yaml)")
     return run
@@ -180,18 +191,21 @@ def num_cores() -> int:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Written aside and renamed: a reader sees the old or the new file, never half of one."""
-    _replace(path, (json.dumps(value, indent=1) + "\n").encode())
+    """A reader sees the old or the new file, never half of one."""
+    replace_file(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
+    """Written aside and renamed; where that fails, a UserError says why and the file stays as it was."""
     aside = path.with_name(f".{path.name}.writing")
-    try:
-        aside.write_bytes(data)
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    with writing(path):
+        try:
+            aside.write_bytes(data)
+            aside.replace(path)
+        except OSError:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -4,14 +4,17 @@ Owns the `log` section. A record is one flat mapping (`train/loss`, `valid/accur
 update, epoch and samples it belongs to.
 """
 
+import io
 import json
 import os
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TextIO
+from typing import Any, Literal, Protocol, Self
 
-from podium.errors import UserError
+from podium.errors import UserError, writing
 from podium.schema import Section
 
 Record = Mapping[str, float]
@@ -25,6 +28,12 @@ class LogSection(Section):
     report: bool = True
     wandb: Literal["off", "offline", "online"] = "off"
     wandb_project: str = "podium"
+
+
+def check_available(section: LogSection) -> None:
+    """UserError where a record could go nowhere; to be asked before anything is on disk."""
+    if section.wandb != "off":
+        _import_wandb(section)
 
 
 class Sink(Protocol):
@@ -59,63 +68,112 @@ class Telemetry:
             sink.close()
 
 
-class JsonLines:
-    """One JSON object a line, flushed as written: a killed run loses at most the line it was writing."""
+class AppendedFile:
+    """Grows at its end. What was written is with the system when `append` returns: a kill loses none of it."""
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        self._path = path
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+
+    def append(self, data: bytes) -> None:
+        with writing(self._path):
+            while data:  # a disk that fills up takes a part first and refuses the rest
+                data = data[self._file.write(data) :]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class JsonLines:
+    """One JSON object a line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = AppendedFile(path)
 
     def write(self, record: Record) -> None:
-        self._file.write(json.dumps(record) + "\n")
+        self._file.append((json.dumps(record) + "\n").encode())
 
     def close(self) -> None:
         self._file.close()
 
 
 class TensorBoard:
-    """Scalars as TensorBoard event files."""
+    """Scalars as a TensorBoard event file.
+
+    Written here and now with TensorBoard's own record format. Its event writer does so up to two minutes later, in
+    a thread that prints a traceback when the disk is full.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._writer: Any = None
+        self._file: AppendedFile | None = None
 
     def write(self, record: Record) -> None:
-        if self._writer is None:  # imported at the first record: it takes longer than the first updates
-            from torch.utils.tensorboard import SummaryWriter
+        # Imported at the first record: it takes longer than the first updates.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[attr-defined]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-            self._writer = SummaryWriter(str(self._folder), purge_step=int(record["update"]))
-        for name, value in record.items():
-            if "/" in name:
-                self._writer.add_scalar(name, value, int(record["update"]))
+        update, now = int(record["update"]), time.time()
+        events = []
+        if self._file is None:
+            self._file = AppendedFile(self._folder / f"events.out.tfevents.{now:.6f}.{socket.gethostname()}")
+            events.append(Event(wall_time=now, file_version="brain.Event:2"))
+            # Readers drop what an earlier, interrupted part of this run wrote about this update and later ones.
+            events.append(Event(wall_time=now, step=update, session_log=SessionLog(status=SessionLog.START)))
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in record.items() if "/" in name]
+        events.append(Event(wall_time=now, step=update, summary=Summary(value=values)))
+        framed = io.BytesIO()
+        for event in events:
+            RecordWriter(framed).write(event.SerializeToString())
+        self._file.append(framed.getvalue())
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class WeightsAndBiases:
     """A W&B run; `offline` keeps it in the run folder for `wandb sync` later."""
 
     def __init__(self, section: LogSection, folder: Path, tree: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError(
-                f"log.wandb = {section.wandb} needs the package wandb: pip install 'podium[wandb]'"
-            ) from None
+        wandb = _import_wandb(section)
         os.environ.setdefault("WANDB_SILENT", "true")
-        self._run = wandb.init(
-            project=section.wandb_project,
-            name=folder.name,
-            id=folder.name,
-            dir=str(folder),
-            config=dict(tree),
-            mode="online" if section.wandb == "online" else "offline",
-            resume="allow",
-        )
+        try:
+            self._run = wandb.init(
+                project=section.wandb_project,
+                name=folder.resolve().name,
+                id=_wandb_id(folder / "wandb" / "id", wandb.util.generate_id),
+                dir=str(folder),
+                config=dict(tree),
+                mode=section.wandb,
+                resume="allow",
+                settings=wandb.Settings(console="off"),
+            )
+        except wandb.Error as error:
+            raise UserError(f"log.wandb = {section.wandb}: {' '.join(str(error).split())}") from error
 
     def write(self, record: Record) -> None:
         self._run.log(dict(record), step=int(record["update"]))
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _import_wandb(section: LogSection) -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise UserError(f"log.wandb = {section.wandb} needs the package wandb: pip install 'podium[wandb]'") from None
+    return wandb
+
+
+def _wandb_id(path: Path, generate: Callable[[], str]) -> str:
+    """One for the whole life of the run: the folder's name may belong to somebody else's run already."""
+    if not path.exists():
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(generate(), encoding="utf-8")
+    return path.read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ finish    summary, pictures, report
 """
 
 import math
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,9 +32,11 @@ from podium.progress import Lengths, Meter, Progress, facts, summary
 from podium.recipe import Recipe
 from podium.report import write_report
 from podium.run import Run, create_run, differing_conditions, environment, num_cores
-from podium.telemetry import Telemetry
+from podium.telemetry import Telemetry, check_available
 from podium.topology import Topology, resolve_device, resolve_threads
 from podium.workloads.base import Workload, workload_class
+
+_KEPT = "earlier checkpoints are kept: a smaller optim.lr or an optim.clip_norm may help"
 
 
 @dataclass
@@ -56,27 +59,31 @@ class Prepared:
 def train(recipe: Recipe, out: Path) -> Run:
     """Trains `recipe` from the start in a new folder `out`."""
     clock = Clock()
+    check_available(recipe.log)
     prepared = prepare(recipe)
     run = create_run(out, recipe, environment(prepared.threads, prepared.device))
-    return _train(run, prepared, clock, None)
+    with run.locked():
+        return _train(run, prepared, clock, None)
 
 
 def resume(run: Run) -> Run:
     """Continues a run from its newest good checkpoint, bit for bit as if it had never stopped."""
     clock = Clock()
-    recorded = run.environment()
-    prepared = prepare(run.recipe(), threads=recorded.get("threads_per_replica"))
-    differing = differing_conditions(recorded, environment(prepared.threads, prepared.device))
-    if differing:
-        console.warn(f"bits may differ from an uninterrupted run, as these differ: {', '.join(differing)}")
-    found = checkpoint.load_latest(run.checkpoints, console.warn)
-    if found is None:
-        console.say(f"{run.path} has no checkpoint yet: starting from the beginning")
-    elif found.update >= prepared.lengths.total_updates and run.summary().get("state") == "done":
-        raise UserError(f"{run.path} is complete: {found.update} of {prepared.lengths.total_updates} updates are done")
-    else:
-        console.say(f"resuming {run.path} after update {found.update} of {prepared.lengths.total_updates}")
-    return _train(run, prepared, clock, found)
+    with run.locked():  # from before the checkpoints are looked at: another process could be adding and removing them
+        recorded = run.environment()
+        prepared = prepare(run.recipe(), threads=recorded.get("threads_per_replica"))
+        differing = differing_conditions(recorded, environment(prepared.threads, prepared.device))
+        if differing:
+            console.warn(f"bits may differ from an uninterrupted run, as these differ: {', '.join(differing)}")
+        total = prepared.lengths.total_updates
+        found = checkpoint.load_latest(run.checkpoints, console.warn)
+        if found is None:
+            console.say(f"{run.path} has no checkpoint yet: starting from the beginning")
+        elif found.update >= total and run.summary().get("state") == "done":
+            raise UserError(f"{run.path} is complete: {found.update} of {total} updates are done")
+        else:
+            console.say(f"resuming {run.path} after update {found.update} of {total}")
+        return _train(run, prepared, clock, found)
 
 
 def prepare(recipe: Recipe, threads: int | None = None) -> Prepared:
@@ -124,25 +131,24 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
         progress = Progress.from_state(found.state["progress"])
         clock.restore(found.state["seconds"])
         prepared.schedule.load(found.state["schedule"])
-    with run.locked():
-        run.forget_after(progress.update)
-        utilisation = Utilisation(num_cores())
-        _write_summary(run, prepared, progress, clock, utilisation, "running")
-        state = "failed"
-        try:
-            stopped_by = _loop(run, prepared, progress, clock)
-            state = "done" if stopped_by is None else "interrupted"
-        finally:
-            with suppress(OSError):  # a full disk must not hide why the run ended
-                _write_summary(run, prepared, progress, clock, utilisation, state)
-        if stopped_by is not None:
-            raise Interrupted(
-                f"stopped by {stopped_by} after update {progress.update}; `podium resume {run.path}` continues"
-            )
-        if prepared.recipe.log.report:
-            with clock.phase("report"):
-                write_report(run, prepared.workload, prepared.model, prepared.device, prepared.recipe.valid.micro)
-            _write_summary(run, prepared, progress, clock, utilisation, state)
+    run.forget_after(progress.update)
+    utilisation = Utilisation(num_cores())
+    _write_summary(run, prepared, progress, clock, utilisation, "running")
+    try:
+        stopped_by = _loop(run, prepared, progress, clock)
+    except BaseException:
+        with suppress(UserError):  # a full disk must not hide why the run ended
+            _write_summary(run, prepared, progress, clock, utilisation, "failed")
+        raise
+    state = "done" if stopped_by is None else "interrupted"
+    _write_summary(run, prepared, progress, clock, utilisation, state)
+    if stopped_by is not None:
+        again = f"podium resume {shlex.quote(str(run.path))}"
+        raise Interrupted(f"stopped by {stopped_by} after update {progress.update} and saved; `{again}` continues")
+    if prepared.recipe.log.report:
+        with clock.phase("report"):
+            write_report(run, prepared.workload, prepared.model, prepared.device, prepared.recipe.valid.micro)
+        _write_summary(run, prepared, progress, clock, utilisation, state)
     return run
 
 
@@ -229,14 +235,7 @@ def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> str
 def _validate(prepared: Prepared, progress: Progress) -> bool:
     """Validates and tells the schedule; True when no validation before was as good."""
     section = prepared.recipe.valid
-    means = evaluate(
-        prepared.model,
-        prepared.workload,
-        prepared.valid_samples,
-        micro_batch=section.micro,
-        device=prepared.device,
-        max_samples=section.max_samples,
-    )
+    means = _evaluated(prepared, progress.update, section.micro, section.max_samples)
     prepared.schedule.observe(means["loss"], progress.update)
     return progress.take_valid(means)
 
@@ -244,10 +243,21 @@ def _validate(prepared: Prepared, progress: Progress) -> bool:
 def _check_finite(sums: Sums, update: int) -> None:
     for name, parts in sums.parts.items():
         if not all(math.isfinite(total) for total, _ in parts):
-            raise TrainingFailed(
-                f"the training {name} is not finite at or before update {update}; "
-                "the last good checkpoint is kept: a smaller optim.lr or optim.clip_norm may help"
-            )
+            raise TrainingFailed(f"the training {name} is not finite at or before update {update}; {_KEPT}")
+
+
+def _evaluated(prepared: Prepared, update: int, micro_batch: int, max_samples: int | None) -> dict[str, float]:
+    means = evaluate(
+        prepared.model,
+        prepared.workload,
+        prepared.valid_samples,
+        micro_batch=micro_batch,
+        device=prepared.device,
+        max_samples=max_samples,
+    )
+    if not math.isfinite(means["loss"]):
+        raise TrainingFailed(f"the validation loss is not finite after update {update}; {_KEPT}")
+    return means
 
 
 def _named(prefix: str, means: Mapping[str, float]) -> dict[str, float]:
@@ -255,6 +265,10 @@ def _named(prefix: str, means: Mapping[str, float]) -> dict[str, float]:
 
 
 def _save(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> None:
+    # The last update's loss was that of the weights before it: these ones are tried once, for they may replace the
+    # last good checkpoint.
+    micro_batch = prepared.recipe.batch.micro_batch
+    _evaluated(prepared, progress.update, micro_batch, max_samples=micro_batch)
     state = {
         "recipe_sha256": prepared.recipe.sha256(),
         "schedule": prepared.schedule.state(),
