@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -37,10 +38,18 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            if self._asked_by_hand:
-                if os.isatty(2):
-                    os.write(2, b"\x1b[?25h\n")  # the live display hides the cursor
-                os._exit(130)
-            self._asked_by_hand = True
-        self._signal = signal.Signals(number).name
+        name = signal.Signals(number).name
+        if number == signal.SIGINT and self._asked_by_hand:
+            _write("\x1b[?25h" if os.isatty(2) else "")  # the live display hid the cursor
+            os._exit(130)
+        self._asked_by_hand |= number == signal.SIGINT
+        again = "; once more stops at once, without saving" if number == signal.SIGINT else ""
+        if self._signal is None or again:
+            _write(f"\n{name}: stopping and saving after this update{again}\n")
+        self._signal = name
+
+
+def _write(text: str) -> None:
+    """Past Python's streams: the signal may have come in the middle of one of their writes."""
+    with suppress(OSError):
+        os.write(2, text.encode())

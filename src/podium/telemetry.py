@@ -7,9 +7,10 @@ update, epoch and samples it belongs to.
 import io
 import json
 import os
+import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -145,7 +146,7 @@ class WeightsAndBiases:
             self._run = wandb.init(
                 project=section.wandb_project,
                 name=folder.resolve().name,
-                id=_wandb_id(folder / "wandb" / "id", wandb.util.generate_id),
+                id=_wandb_id(folder / "wandb" / "id"),
                 dir=str(folder),
                 config=dict(tree),
                 mode=section.wandb,
@@ -170,10 +171,10 @@ def _import_wandb(section: LogSection) -> Any:
     return wandb
 
 
-def _wandb_id(path: Path, generate: Callable[[], str]) -> str:
+def _wandb_id(path: Path) -> str:
     """One for the whole life of the run: the folder's name may belong to somebody else's run already."""
     if not path.exists():
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(generate(), encoding="utf-8")
+            path.write_text(secrets.token_hex(8), encoding="utf-8")
     return path.read_text(encoding="utf-8")
