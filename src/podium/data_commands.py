@@ -9,9 +9,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from podium.console import err, out, show_table
 from podium.data.fetch import fetch
+from podium.data.hdf5 import open_hdf5
 from podium.data.idx import read_idx
 from podium.errors import UserError
-from podium.recipe import parse_override, read_yaml, to_yaml, validated
+from podium.recipe import parse_override, read_yaml, validated
 from podium.workloads.base import WORKLOADS, Table, workload_class
 
 
@@ -69,9 +70,21 @@ def _describe(path: Path) -> Table | None:
         row = [path.name, " × ".join(map(str, array.shape)), str(array.dtype), "gzip" if _is_gzip(path) else "plain"]
         return Table(f"{path.name} ({size})", ["array", "shape", "type", "layout"], [row])
     if path.name.startswith("meta.") and path.suffix in (".yaml", ".yml"):
-        rows = [[key, to_yaml({"": value})[3:].strip()] for key, value in read_yaml(path).get("dataInfo", {}).items()]
+        info = read_yaml(path).get("dataInfo")
+        if not isinstance(info, dict):
+            raise UserError(f"{path} has no section dataInfo")
+        rows = [[str(key), _text(value)] for key, value in info.items()]
         return Table(path.name, ["dataInfo", "value"], rows)
     return None
+
+
+def _text(value: object) -> str:
+    """A value of a meta file as a person reads it: lists in a row, mappings one to a line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return ("\n" if any(isinstance(item, dict) for item in value) else ", ").join(map(_text, value))
+    return str(value)
 
 
 def _hdf5_rows(path: Path) -> list[list[str]]:
@@ -83,10 +96,10 @@ def _hdf5_rows(path: Path) -> list[list[str]]:
             rows.append([name, " × ".join(map(str, item.shape)), str(item.dtype), layout])
 
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             file.visititems(visit)
-    except OSError as error:
-        raise UserError(f"{path} is not a whole HDF5 file: {error}") from None
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
     return rows
 
 

@@ -276,7 +276,8 @@ def _save(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> Non
         "progress": progress.state(),
     }
     checkpoint.save(run.checkpoints, progress.update, prepared.model, prepared.optimiser, state)
-    checkpoint.prune(run.checkpoints, prepared.recipe.checkpoint.keep, progress.best_update)
+    section = prepared.recipe.checkpoint
+    checkpoint.prune(run.checkpoints, section.keep, progress.best_update if section.best else None)
 
 
 def _write_summary(

@@ -57,7 +57,7 @@ class Hdf5Source:
         memory_budget: int | None = None,
     ) -> None:
         self.path = path
-        file = _open(path)
+        file = open_hdf5(path)
         weakref.finalize(self, file.close)
         datasets = {name: _dataset(path, file, array) for name, array in arrays.items()}
         for name, array in arrays.items():
@@ -240,7 +240,8 @@ def _load(path: Path, dataset: h5py.Dataset, num_samples: int, columns: tuple[in
 # ------------------------------------------------------------------------------------------- checks when opening
 
 
-def _open(path: Path) -> h5py.File:
+def open_hdf5(path: Path) -> h5py.File:
+    """The file, open for reading; a UserError says why it cannot be."""
     try:
         with path.open("rb"):
             pass
