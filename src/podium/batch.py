@@ -19,6 +19,8 @@ class BatchSection(Section):
     replicas: PositiveInt | None = None
     global_: PositiveInt | None = Field(default=None, alias="global")
     scaling: Literal["weak", "strong"] = "weak"
+    #: global: one order of all samples; shard: samples divided evenly between replicas, shuffled within each
+    shuffle: Literal["global", "shard"] = "global"
 
     @model_validator(mode="after")
     def _resolved(self) -> Self:

@@ -20,6 +20,8 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from podium.durations import Duration
+from podium.engine.agree import agreed, from_first
+from podium.engine.instances import Instances
 from podium.errors import TrainingFailed, UserError, system_reason
 from podium.optim.optimisers import Optimiser, load_state_tensors, state_tensors
 from podium.schema import Section
@@ -148,6 +150,19 @@ def load_latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     if paths:
         raise UserError(f"none of the {len(paths)} checkpoints in {folder} is good")
     return None
+
+
+def shared(found: Checkpoint | None, instances: Instances) -> Checkpoint | None:
+    """The checkpoint that instance 0 found, given to all: others may have no access to the run folder."""
+    if instances.count == 1:
+        return found
+    told = agreed(instances, {"path": str(found.path), "state": dict(found.state)} if found else {})
+    if not told:
+        return None
+    tensors = [from_first(instances, safetensors.torch.save(dict(part)) if found else None)
+               for part in ((found.weights, found.optimiser) if found else ({}, {}))]  # fmt: skip
+    weights, optimiser = map(safetensors.torch.load, tensors)
+    return Checkpoint(Path(told["path"]), told["state"]["update"], told["state"], weights, optimiser)
 
 
 def prune(folder: Path, keep: int, best_update: int | None) -> None:

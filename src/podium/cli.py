@@ -26,6 +26,13 @@ Overrides = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Overrides such as optim.lr=2e-3.", show_default=False),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+NumInstances = Annotated[str, typer.Option(help="Processes in all, or `auto`: as many as keep the cores busy.")]
+Hosts = Annotated[
+    str | None, typer.Option(help="Hosts that share the instances, e.g. a,b; the first is where they meet.")
+]
+Join = Annotated[
+    bool, typer.Option("--join", help="Start this host's part only; the others are started by themselves.")
+]
 WhichCheckpoint = Annotated[str, typer.Option(help="`last`, `best` or the number of an update.")]
 
 
@@ -66,25 +73,32 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the new run [default: the next free one in runs/].")
     ] = None,
+    instances: NumInstances = "1",
+    hosts: Hosts = None,
+    join: Join = False,
 ) -> None:
     """Train a recipe."""
-    from podium import train as training
-    from podium.recipe import load_recipe
-    from podium.run import check_free, next_free_folder
+    from podium import commands
 
-    loaded = load_recipe(recipe, overrides or ())
-    folder = out or next_free_folder(Path("runs"), recipe)
-    check_free(folder)
-    _tell_end(training.train(loaded, folder))
+    commands.train(recipe, overrides or [], out, instances, hosts, join)
 
 
 @app.command()
-def resume(run: RunFolder) -> None:
-    """Continue a run from its newest good checkpoint."""
-    from podium import train as training
-    from podium.run import open_run
+def resume(run: RunFolder, instances: NumInstances = "1", hosts: Hosts = None, join: Join = False) -> None:
+    """Continue a run from its newest good checkpoint, on any number of instances."""
+    from podium import commands
 
-    _tell_end(training.resume(open_run(run)))
+    commands.resume(run, instances, hosts, join)
+
+
+@app.command()
+def topology(
+    recipe: RecipeName, overrides: Overrides = None, instances: NumInstances = "1", hosts: Hosts = None
+) -> None:
+    """Draw which host and instance carries which replicas."""
+    from podium import commands
+
+    commands.topology(recipe, overrides or [], instances, hosts)
 
 
 @app.command()
@@ -166,11 +180,3 @@ def data_fetch(
     from podium.data_commands import fetch_with_progress
 
     fetch_with_progress(name, out)
-
-
-def _tell_end(run: object) -> None:
-    from podium.inspect_run import tell_end
-    from podium.run import Run
-
-    assert isinstance(run, Run)
-    tell_end(run)

@@ -1,7 +1,11 @@
 """What a person sees while a run goes on: a live line in a terminal, plain lines elsewhere."""
 
+import os
+import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -20,24 +24,72 @@ err = Console(stderr=True, highlight=False)
 PLAIN_EVERY_S = 10.0
 
 
+#: Where messages are kept beside the console, once there is a run folder.
+_log: Path | None = None
+_log_is_console = False
+
+
 def say(text: str) -> None:
     """A message, on standard error."""
     err.print(escape(text), soft_wrap=True)
+    _keep(text)
 
 
 def warn(text: str) -> None:
     """Something the user should know, but that stops nothing."""
     err.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+    _keep(f"warning: {text}")
 
 
-def show_table(table: Table) -> None:
-    """A table on standard output."""
-    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", caption=table.caption or None)
+def keep_log(path: Path) -> None:
+    """From now on messages are also appended to `path`."""
+    global _log
+    _log = path
+
+
+def log_path() -> Path | None:
+    return _log
+
+
+def write_everything_to(path: Path) -> None:
+    """Sends both standard streams, of torch's libraries too, to the end of a file, after what an earlier file got.
+
+    For all instances but the first, which alone speaks on the console.
+    """
+    global _log, _log_is_console
+    earlier = _log.read_bytes() if _log is not None and _log.exists() else b""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with path.open("ab") as file:
+        file.write(earlier)
+        file.flush()
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    if _log is not None:
+        _log.unlink(missing_ok=True)
+    _log, _log_is_console = path, True
+
+
+def _keep(text: str) -> None:
+    if _log is not None and not _log_is_console:
+        with suppress(OSError), _log.open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+
+def show_table(table: Table, *, message: bool = False) -> None:
+    """A table on standard output, or on standard error where it is only a message by the way."""
+    drawn = RichTable(
+        title=table.title or None, title_justify="left", title_style="bold", show_header=any(table.columns)
+    )
     for index, column in enumerate(table.columns):
-        drawn.add_column(column, justify="left" if index == 0 else "right")
+        numeric = index > 0 and all(row[index][:1] in "+-−.0123456789" for row in table.rows)
+        drawn.add_column(column, justify="right" if numeric else "left")
     for row in table.rows:
         drawn.add_row(*map(escape, row))
-    out.print(drawn)
+    where = err if message else out
+    where.print(drawn)
+    if table.caption:
+        where.print(escape(table.caption), style="dim", soft_wrap=True)
 
 
 def clock_text(seconds: float) -> str:
@@ -121,6 +173,15 @@ class PlainDisplay:
         pass
 
 
-def progress_display() -> Display:
+class NoDisplay(PlainDisplay):
+    """Shows nothing: for all instances but the first."""
+
+    def update(self, done: int, total: int, facts: Mapping[str, Any], *, milestone: bool = False) -> None:
+        pass
+
+
+def progress_display(lead: bool = True) -> Display:
     """The display that fits where standard error goes."""
+    if not lead:
+        return NoDisplay()
     return LiveDisplay() if err.is_terminal else PlainDisplay()

@@ -17,7 +17,7 @@ from rich.table import Table
 from podium import __version__
 from podium.console import out
 from podium.data.cache import cache_folder
-from podium.run import num_cores
+from podium.topology import usable_cores
 
 _MARKS = {True: "[green]ok[/]", False: "[red]missing[/]", None: "[yellow]note[/]"}
 
@@ -47,7 +47,7 @@ def examine() -> bool:
 
 
 def _processor() -> tuple[bool | None, str]:
-    return True, f"{num_cores()} of {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
+    return True, f"{len(usable_cores())} of {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _memory() -> tuple[bool | None, str]:

@@ -8,9 +8,9 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from podium.errors import UserError
@@ -100,3 +100,20 @@ class Duration:
             json_schema_input_schema=core_schema.str_schema(),
             serialization=core_schema.plain_serializer_function_ser_schema(str, return_schema=core_schema.str_schema()),
         )
+
+
+_TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _seconds(value: object) -> object:
+    if isinstance(value, str) and value[-1:] in _TIME_UNITS_S:
+        try:
+            return float(value[:-1]) * _TIME_UNITS_S[value[-1]]
+        except ValueError:
+            pass
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    raise ValueError("expected a time such as 90s, 30m, 12h or 2d, or a number of seconds")
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]

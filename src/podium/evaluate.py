@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from podium.data.arrays import Source
 from podium.data.feed import Feed, pass_blocks, samples_per_block
 from podium.durations import Duration
+from podium.engine.instances import Instances
 from podium.engine.update import PendingLosses
 from podium.schema import Section
 from podium.workloads.base import Split, Workload
@@ -39,13 +40,19 @@ def evaluate(
     micro_batch: int,
     device: torch.device,
     max_samples: int | None = None,
+    instances: Instances | None = None,
 ) -> dict[str, float]:
-    """Loss and metrics over a split, in evaluation mode; the model comes back in the mode it was in."""
+    """Loss and metrics over a split, in evaluation mode; the model comes back in the mode it was in.
+
+    Instances take the micro-batches in turn. Which samples share a micro-batch, and so every value that is added up,
+    does not depend on how many instances there are.
+    """
+    instances = instances or Instances.alone()
     pending = PendingLosses()
     with _evaluation_mode(model):
-        for batch in _micro_batches(source, micro_batch, device, max_samples):
+        for batch in _micro_batches(source, micro_batch, device, max_samples, instances):
             pending.add(workload.loss(model, batch))
-    return pending.collect().means()
+    return pending.collect(instances).means()
 
 
 class ModelOutputs:
@@ -60,7 +67,7 @@ class ModelOutputs:
         outputs: list[NDArray] = []
         source = self._workload.source(split)
         with _evaluation_mode(self._model):
-            for batch in _micro_batches(source, self._micro_batch, self._device, max_samples):
+            for batch in _micro_batches(source, self._micro_batch, self._device, max_samples, Instances.alone()):
                 output = self._model(*(batch[name] for name in self._workload.inputs))
                 outputs.append(output.cpu().numpy())
                 for name, rows in batch.items():
@@ -69,11 +76,13 @@ class ModelOutputs:
 
 
 def _micro_batches(
-    source: Source, micro_batch: int, device: torch.device, max_samples: int | None
+    source: Source, micro_batch: int, device: torch.device, max_samples: int | None, instances: Instances
 ) -> Iterator[Mapping[str, Tensor]]:
+    """This instance's micro-batches of a pass; all of them where it is alone."""
     num_samples = min(len(source), max_samples or len(source))
     block = samples_per_block(source, micro_batch)
-    with Feed(source, pass_blocks(num_samples, block), min(block, num_samples), prefetch=1, device=device) as feed:
+    blocks = pass_blocks(num_samples, micro_batch, block // micro_batch, instances.index, instances.count)
+    with Feed(source, blocks, min(block, num_samples), prefetch=1, device=device) as feed:
         for ready in feed:
             for start in range(0, len(ready.samples), micro_batch):
                 yield {name: rows[start : start + micro_batch] for name, rows in ready.rows.items()}

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, create_model
+from pydantic import Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
@@ -22,10 +22,11 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from podium.batch import BatchSection
 from podium.checkpoint import CheckpointSection
-from podium.durations import Duration
+from podium.durations import Duration, Seconds
 from podium.engine.update import EngineSection
 from podium.errors import UserError
 from podium.evaluate import ValidSection
+from podium.launch.plan import LaunchSection
 from podium.optim.optimisers import OptimSection
 from podium.optim.schedules import ScheduleSection
 from podium.schema import Section
@@ -36,22 +37,6 @@ SHIPPED = Path(__file__).parent / "recipes"
 COMMAND_LINE = "command line"
 Tree = dict[str, Any]
 SectionT = TypeVar("SectionT", bound=Section)
-
-_TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def _seconds(value: object) -> object:
-    if isinstance(value, str) and value[-1:] in _TIME_UNITS_S:
-        try:
-            return float(value[:-1]) * _TIME_UNITS_S[value[-1]]
-        except ValueError:
-            pass
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
-    raise ValueError("expected a time such as 90s, 30m, 12h or 2d, or a number of seconds")
-
-
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 
 
 class TrainSection(Section):
@@ -82,6 +67,7 @@ class Recipe(Section):
     valid: ValidSection = ValidSection()
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
+    launch: LaunchSection = LaunchSection()
     seed: Annotated[int, Field(ge=0)] = 1
 
     def tree(self) -> Tree:
@@ -133,7 +119,10 @@ def validated(
 def to_yaml(tree: Mapping[str, Any]) -> str:
     """YAML text of a tree, keys in their order, short lists on one line."""
     yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = None
+    yaml.default_flow_style = False
+    yaml.representer.add_representer(
+        list, lambda out, items: out.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+    )
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.width = 120
     out = io.StringIO()

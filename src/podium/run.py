@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 import platform
 import shutil
 import socket
@@ -20,6 +19,7 @@ import torch
 from podium import __version__
 from podium.errors import UserError, system_reason, writing
 from podium.recipe import Recipe, read_yaml, recipe_from_tree, to_yaml
+from podium.topology import usable_cores
 
 #: What must agree for two runs of one recipe to give the same bits.
 BIT_CONDITIONS = ("torch", "torch_build", "instruction_set", "threads_per_replica", "device")
@@ -62,6 +62,9 @@ class Run:
     @property
     def log(self) -> Path:
         return self.path / "log"
+
+    def instance_log(self, index: int) -> Path:
+        return self.log / f"instance-{index}.log"
 
     @property
     def pictures(self) -> Path:
@@ -169,7 +172,7 @@ def environment(threads_per_replica: int, device: torch.device) -> dict[str, Any
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "threads_per_replica": threads_per_replica,
         "device": str(device),
-        "num_cores": num_cores(),
+        "num_cores": len(usable_cores()),
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
         "processor": _processor(),
         "platform": platform.platform(),
@@ -183,11 +186,6 @@ def differing_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
     """Conditions of bit-equality that differ between two environments, as text."""
     differing = [name for name in BIT_CONDITIONS if before.get(name) != now.get(name)]
     return [name if name == "torch_build" else f"{name} {before.get(name)} → {now.get(name)}" for name in differing]
-
-
-def num_cores() -> int:
-    """Cores this process may use (a container or a scheduler may have given fewer than there are)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -48,8 +48,13 @@ class Sink(Protocol):
 class Telemetry:
     """Hands every record to every sink. Use as a context manager."""
 
-    def __init__(self, section: LogSection, folder: Path, metrics_file: Path, tree: Mapping[str, Any]) -> None:
-        self._sinks: list[Sink] = [JsonLines(metrics_file)]
+    def __init__(
+        self, section: LogSection, folder: Path, metrics_file: Path, tree: Mapping[str, Any], *, lead: bool = True
+    ) -> None:
+        self._sinks: list[Sink] = []
+        if not lead:  # instance 0 writes for all
+            return
+        self._sinks.append(JsonLines(metrics_file))
         if section.tensorboard:
             self._sinks.append(TensorBoard(folder / "tensorboard"))
         if section.wandb != "off":

@@ -1,34 +1,219 @@
-"""Who carries what: hosts × instances × replicas × stages. Pure; `train.py` builds one and everybody else asks it."""
+"""Who carries what: hosts × instances × replicas × stages, and where in it this process stands.
 
-from dataclasses import asdict, dataclass
+Pure but for reading the environment, and the only reader of launch variables (torch's launcher, Slurm, Podium's own).
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from podium.errors import UserError
+from podium.workloads.base import Table
+
+#: Variables that Podium's own launcher hands to the instances it starts.
+LAUNCH_FOLDER, HOST_NAME, HOST_CORES = "PODIUM_LAUNCH_FOLDER", "PODIUM_HOST_NAME", "PODIUM_HOST_CORES"
 
 
 @dataclass(frozen=True)
 class Topology:
-    """One instance carries all replicas, in turn."""
+    """Hosts hold instances, instances carry aligned blocks of replicas; both in order, all alike."""
 
     num_replicas: int
-    num_hosts: int = 1
     num_instances: int = 1
+    hosts: tuple[str, ...] = ("this host",)
     num_stages: int = 1
+    #: cores that the instances of this host share; None: what this process may use
+    host_cores: int | None = None
+
+    @property
+    def instances_per_host(self) -> int:
+        return self.num_instances // len(self.hosts)
 
     def local_replicas(self, instance: int) -> range:
         """The aligned block of replicas that an instance carries."""
         share = self.num_replicas // self.num_instances
         return range(instance * share, (instance + 1) * share)
 
+    def host_of(self, instance: int) -> str:
+        return self.hosts[instance // self.instances_per_host]
+
     def record(self) -> dict[str, int]:
         """As it stands in `summary.json`."""
-        return {name.removeprefix("num_"): value for name, value in asdict(self).items()}
+        return {
+            "hosts": len(self.hosts),
+            "instances": self.num_instances,
+            "replicas": self.num_replicas,
+            "stages": self.num_stages,
+        }
+
+    def table(self) -> Table:
+        """The drawing: one row per instance, its host and the replicas it carries."""
+        rows = []
+        for instance in range(self.num_instances):
+            first_of_host = instance % self.instances_per_host == 0
+            replicas = self.local_replicas(instance)
+            shown = str(replicas.start) if len(replicas) == 1 else f"{replicas.start} … {replicas.stop - 1}"
+            row = [self.host_of(instance) if first_of_host else "", f"instance {instance}", f"replica {shown}"]
+            if self.num_stages > 1:
+                row.append(f"stages 0 … {self.num_stages - 1}")
+            rows.append(row)
+        columns = ["host", "instance", "replicas"] + (["stages"] if self.num_stages > 1 else [])
+        counted = {"host": len(self.hosts), "instance": self.num_instances, "replica": self.num_replicas}
+        counts = " · ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in counted.items())
+        return Table("Topology", columns, _shortened(rows), counts)
+
+
+def _shortened(rows: list[list[str]], most: int = 24) -> list[list[str]]:
+    if len(rows) <= most:
+        return rows
+    return [*rows[: most // 2], ["…", "…", "…", "…"][: len(rows[0])], *rows[-most // 2 :]]
+
+
+def build_topology(
+    num_replicas: int, num_instances: int = 1, hosts: tuple[str, ...] = ("this host",), num_stages: int = 1
+) -> Topology:
+    """Checks that the counts can be exact; the sentence says which ones would be."""
+    if len(set(hosts)) < len(hosts):
+        raise UserError(f"a host is named twice in {','.join(hosts)}")
+    works = [count for count in possible_instances(num_replicas) if count % len(hosts) == 0]
+    if num_instances not in works:
+        reason = (
+            "an instance carries at least one whole replica"
+            if num_instances > num_replicas
+            else "instances must be a power of two that divides the replicas"
+            if num_instances not in possible_instances(num_replicas)
+            else f"{len(hosts)} hosts must carry equally many"
+        )
+        can = f"can be: {', '.join(map(str, works))}" if works else "no number of instances would do"
+        raise UserError(
+            f"{num_instances} instances on {len(hosts)} host{'' if len(hosts) == 1 else 's'} cannot carry "
+            f"{num_replicas} replica{'' if num_replicas == 1 else 's'} exactly: {reason} ({can})"
+        )
+    return Topology(num_replicas, num_instances, hosts, num_stages)
+
+
+def possible_instances(num_replicas: int) -> list[int]:
+    """The powers of two that divide the replicas: their blocks are whole subtrees of the reduction."""
+    counts = [1]
+    while num_replicas % (counts[-1] * 2) == 0:
+        counts.append(counts[-1] * 2)
+    return counts
+
+
+def auto_instances(num_replicas: int, num_cores: int, threads: int) -> int:
+    """As many instances as the cores can keep busy with `threads` threads each."""
+    return max(count for count in possible_instances(num_replicas) if count * threads <= max(num_cores, threads))
+
+
+# --- where this process stands -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the instances of a run, as its launcher says."""
+
+    index: int
+    count: int
+    local_index: int
+    local_count: int
+    #: where the store is that instances meet at, and whether the launcher keeps it (else instance 0 does)
+    address: str
+    port: int
+    store_kept: bool
+    #: 0 at first, then how often the launcher has started the instances anew
+    attempt: int = 0
+    host: str = ""
+    #: cores of the host that all its instances share; None: whatever this process may use
+    host_cores: tuple[int, ...] | None = None
+    #: where Podium's launcher wants to find what went wrong; None under other launchers
+    launch_folder: str | None = None
+
+    @property
+    def first_of_host(self) -> bool:
+        return self.local_index == 0
+
+
+def find_place(env: Mapping[str, str]) -> Place | None:
+    """The place that torch's launcher, Podium's or Slurm gave to this process; None when a person started it."""
+    try:
+        if "RANK" in env and "WORLD_SIZE" in env:
+            return _place_of_torch(env)
+        if "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
+            return _place_of_slurm(env)
+    except (KeyError, ValueError) as error:
+        raise UserError(f"the launcher's environment is incomplete or not understood: {error}") from None
+    return None
+
+
+def _place_of_torch(env: Mapping[str, str]) -> Place:
+    cores = env.get(HOST_CORES)
+    return Place(
+        index=int(env["RANK"]),
+        count=int(env["WORLD_SIZE"]),
+        local_index=int(env["LOCAL_RANK"]),
+        local_count=int(env["LOCAL_WORLD_SIZE"]),
+        address=env["MASTER_ADDR"],
+        port=int(env["MASTER_PORT"]),
+        store_kept=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        host=env.get(HOST_NAME, ""),
+        host_cores=tuple(map(int, cores.split(","))) if cores else None,
+        launch_folder=env.get(LAUNCH_FOLDER),
+    )
+
+
+def _place_of_slurm(env: Mapping[str, str]) -> Place:
+    index, count = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
+    hosts = int(env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES") or 1)
+    # A port of its own for every job and step, so that two on one host do not meet.
+    job, step = int(env["SLURM_JOB_ID"]), int(env.get("SLURM_STEP_ID", "0"))
+    return Place(
+        index=index,
+        count=count,
+        local_index=int(env["SLURM_LOCALID"]),
+        local_count=count // hosts,
+        address="127.0.0.1"
+        if hosts == 1
+        else first_slurm_host(env.get("SLURM_STEP_NODELIST") or env["SLURM_NODELIST"]),
+        port=20000 + (job * 31 + step) % 12000,
+        store_kept=False,
+        attempt=int(env.get("SLURM_RESTART_COUNT", "0")),
+        host=env.get("SLURMD_NODENAME", ""),
+    )
+
+
+def first_slurm_host(hosts: str) -> str:
+    """The first of Slurm's compressed host list: `gpu[003-007,9],login` -> `gpu003`."""
+    match = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,]*)", hosts)
+    if match is None:
+        raise ValueError(f"no host in {hosts!r}")
+    stem, numbers, rest = match.groups()
+    return stem + (re.split(r"[-,]", numbers)[0] if numbers else "") + rest
+
+
+# --- what an instance may use ---------------------------------------------------------------------------------------
+
+
+def usable_cores() -> tuple[int, ...]:
+    """Cores this process may use (a container or a scheduler may have given fewer than there are)."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
 
 def resolve_threads(threads: int | str, num_cores: int, num_replicas: int) -> int:
     """Threads per replica: `auto` depends on the machine and the recipe, never on the number of instances."""
     return threads if isinstance(threads, int) else max(1, num_cores // num_replicas)
+
+
+def share_of_cores(cores: tuple[int, ...], local_index: int, local_count: int) -> tuple[int, ...]:
+    """The cores of one instance: neighbouring ones, an equal share each; all of them where there are too few."""
+    share = len(cores) // local_count
+    return cores[local_index * share : (local_index + 1) * share] if share else cores
 
 
 def resolve_device(name: str) -> torch.device:
@@ -55,3 +240,8 @@ def resolve_device(name: str) -> torch.device:
             "counted from 0"
         )
     return device
+
+
+def launch_environment(folder: str, host: str, cores: tuple[int, ...]) -> dict[str, Any]:
+    """What Podium's launcher tells the instances it starts beyond what torch's agent does."""
+    return {LAUNCH_FOLDER: folder, HOST_NAME: host, HOST_CORES: ",".join(map(str, cores))}

@@ -9,7 +9,7 @@ finish    summary, pictures, report
 import math
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from podium import checkpoint, console
 from podium.clock import Clock, Utilisation
 from podium.data.arrays import Source
 from podium.data.feed import Feed, samples_per_block, train_blocks
+from podium.engine.agree import agreed
+from podium.engine.instances import Instances
 from podium.engine.randomness import seed_torch
 from podium.engine.update import Engine, Sums
 from podium.errors import Interrupted, TrainingFailed, UserError
@@ -31,9 +33,9 @@ from podium.optim.schedules import Schedule, build_schedule
 from podium.progress import Lengths, Meter, Progress, facts, summary
 from podium.recipe import Recipe
 from podium.report import write_report
-from podium.run import Run, create_run, differing_conditions, environment, num_cores
+from podium.run import Run, create_run, differing_conditions, environment
 from podium.telemetry import Telemetry, check_available
-from podium.topology import Topology, resolve_device, resolve_threads
+from podium.topology import Topology, build_topology, resolve_device, resolve_threads, usable_cores
 from podium.workloads.base import Workload, workload_class
 
 _KEPT = "earlier checkpoints are kept: a smaller optim.lr or an optim.clip_norm may help"
@@ -51,46 +53,74 @@ class Prepared:
     optimiser: Optimiser
     schedule: Schedule
     topology: Topology
+    instances: Instances
     device: torch.device
     threads: int
     lengths: Lengths
 
+    @property
+    def lead(self) -> bool:
+        """Instance 0 alone writes files and speaks."""
+        return self.instances.index == 0
 
-def train(recipe: Recipe, out: Path) -> Run:
-    """Trains `recipe` from the start in a new folder `out`."""
-    clock = Clock()
+
+def train(
+    recipe: Recipe,
+    out: Path,
+    topology: Topology | None = None,
+    instances: Instances | None = None,
+    *,
+    again: bool = False,
+) -> Run:
+    """Trains `recipe` in the new folder `out`, as one of `instances`.
+
+    `again`: the launcher has started the instances anew, so what is in `out` already is continued.
+    """
+    clock, instances, run = Clock(), instances or Instances.alone(), Run(out)
+    if agreed(instances, {"again": again and run.recipe_file.exists()})["again"]:
+        return resume(run, recipe, topology, instances)
     check_available(recipe.log)
-    prepared = prepare(recipe)
-    run = create_run(out, recipe, environment(prepared.threads, prepared.device))
-    with run.locked():
+    threads = agreed(instances, {"threads": _threads(recipe, topology)})["threads"]
+    prepared = prepare(recipe, topology, instances, threads)
+    if instances.index == 0:
+        run = create_run(out, recipe, environment(prepared.threads, prepared.device))
+    with run.locked() if instances.index == 0 else nullcontext():
+        instances.barrier()
         return _train(run, prepared, clock, None)
 
 
-def resume(run: Run) -> Run:
+def resume(
+    run: Run, recipe: Recipe | None = None, topology: Topology | None = None, instances: Instances | None = None
+) -> Run:
     """Continues a run from its newest good checkpoint, bit for bit as if it had never stopped."""
-    clock = Clock()
-    with run.locked():  # from before the checkpoints are looked at: another process could be adding and removing them
-        recorded = run.environment()
-        prepared = prepare(run.recipe(), threads=recorded.get("threads_per_replica"))
-        differing = differing_conditions(recorded, environment(prepared.threads, prepared.device))
+    clock, instances = Clock(), instances or Instances.alone()
+    recipe = recipe or run.recipe()
+    lead = instances.index == 0
+    with run.locked() if lead else nullcontext():  # from before the checkpoints are looked at: another may be saving
+        recorded = run.environment() if lead else {}
+        threads = recorded.get("threads_per_replica") or _threads(recipe, topology)
+        prepared = prepare(recipe, topology, instances, agreed(instances, {"threads": threads})["threads"])
+        differing = differing_conditions(recorded, environment(prepared.threads, prepared.device)) if lead else []
         if differing:
             console.warn(f"bits may differ from an uninterrupted run, as these differ: {', '.join(differing)}")
         total = prepared.lengths.total_updates
-        found = checkpoint.load_latest(run.checkpoints, console.warn)
+        found = checkpoint.shared(checkpoint.load_latest(run.checkpoints, console.warn) if lead else None, instances)
         if found is None:
             console.say(f"{run.path} has no checkpoint yet: starting from the beginning")
-        elif found.update >= total and run.summary().get("state") == "done":
+        elif found.update >= total and agreed(instances, {"state": run.summary().get("state")})["state"] == "done":
             raise UserError(f"{run.path} is complete: {found.update} of {total} updates are done")
         else:
             console.say(f"resuming {run.path} after update {found.update} of {total}")
         return _train(run, prepared, clock, found)
 
 
-def prepare(recipe: Recipe, threads: int | None = None) -> Prepared:
+def prepare(
+    recipe: Recipe, topology: Topology | None = None, instances: Instances | None = None, threads: int | None = None
+) -> Prepared:
     """Builds everything, touching no run folder: whatever is wrong with the recipe or the data shows here."""
     device = resolve_device(recipe.engine.device)
-    topology = Topology(recipe.batch.num_replicas)
-    threads = threads or resolve_threads(recipe.engine.threads, num_cores(), topology.num_replicas)
+    topology = topology or build_topology(recipe.batch.num_replicas)
+    threads = threads or _threads(recipe, topology)
     torch.set_num_threads(threads)
 
     workload: Workload = workload_class(recipe.workload.name)(recipe.workload.model, recipe.workload.data)
@@ -119,9 +149,14 @@ def prepare(recipe: Recipe, threads: int | None = None) -> Prepared:
     )
     schedule = build_schedule(recipe.schedule, base_lr, total_updates, updates_per_epoch, global_batch)
     return Prepared(
-        recipe, workload, samples, valid_samples, model, optimiser, schedule,
-        topology, device, threads, Lengths(updates_per_epoch, total_updates, global_batch),
+        recipe, workload, samples, valid_samples, model, optimiser, schedule, topology,
+        instances or Instances.alone(), device, threads, Lengths(updates_per_epoch, total_updates, global_batch),
     )  # fmt: skip
+
+
+def _threads(recipe: Recipe, topology: Topology | None) -> int:
+    cores = topology.host_cores if topology and topology.host_cores else len(usable_cores())
+    return resolve_threads(recipe.engine.threads, cores, recipe.batch.num_replicas)
 
 
 def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpoint | None) -> Run:
@@ -131,8 +166,11 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
         progress = Progress.from_state(found.state["progress"])
         clock.restore(found.state["seconds"])
         prepared.schedule.load(found.state["schedule"])
-    run.forget_after(progress.update)
-    utilisation = Utilisation(num_cores())
+    _take_log(run, prepared)
+    _check_equal_weights(prepared)
+    if prepared.lead:
+        run.forget_after(progress.update)
+    utilisation = Utilisation(len(usable_cores()))
     _write_summary(run, prepared, progress, clock, utilisation, "running")
     try:
         stopped_by = _loop(run, prepared, progress, clock)
@@ -145,11 +183,32 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
     if stopped_by is not None:
         again = f"podium resume {shlex.quote(str(run.path))}"
         raise Interrupted(f"stopped by {stopped_by} after update {progress.update} and saved; `{again}` continues")
-    if prepared.recipe.log.report:
+    if prepared.lead and prepared.recipe.log.report:
         with clock.phase("report"):
             write_report(run, prepared.workload, prepared.model, prepared.device, prepared.recipe.valid.micro)
         _write_summary(run, prepared, progress, clock, utilisation, state)
     return run
+
+
+def _take_log(run: Run, prepared: Prepared) -> None:
+    """Instance 0 speaks and keeps what it said; the others have only their log."""
+    index = prepared.instances.index
+    run.log.mkdir(parents=True, exist_ok=True)
+    if prepared.lead:
+        console.keep_log(run.instance_log(index))
+        if prepared.topology.num_instances > 1:
+            console.show_table(prepared.topology.table(), message=True)
+    else:
+        console.write_everything_to(run.instance_log(index))
+
+
+def _check_equal_weights(prepared: Prepared) -> None:
+    """All instances start from the same bits, or none of them starts."""
+    if prepared.instances.count > 1:
+        digest = bytes.fromhex(checkpoint.weights_sha256(prepared.model))
+        gathered = prepared.instances.gather(torch.tensor(list(digest), dtype=torch.uint8))
+        if not (gathered == gathered[0]).all():
+            raise UserError("instances start from different weights: their data or the machines' arithmetic differ")
 
 
 def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> str | None:
@@ -159,31 +218,39 @@ def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> str
     valid_every = prepared.lengths.updates(recipe.valid.every)
     save_every = prepared.lengths.updates(recipe.checkpoint.every)
 
-    replicas = prepared.topology.local_replicas(0)
+    replicas = prepared.topology.local_replicas(prepared.instances.index)
     engine = Engine(
-        prepared.model, prepared.workload, prepared.optimiser, batch, replicas, recipe.seed, recipe.optim.clip_norm
+        prepared.model,
+        prepared.workload,
+        prepared.optimiser,
+        batch,
+        replicas,
+        recipe.seed,
+        recipe.optim.clip_norm,
+        instances=prepared.instances,
+        reduction=recipe.engine.reduction,
+        waited=lambda seconds: clock.move("communication", seconds),
     )
-    per_replica = batch.micro_batch * batch.num_accumulation
-    local_batch = per_replica * len(replicas)
+    local_batch = batch.micro_batch * batch.num_accumulation * len(replicas)
     block = samples_per_block(prepared.samples, local_batch, per_call)
     blocks = train_blocks(
         seed=recipe.seed,
         num_samples=len(prepared.samples),
-        global_batch=batch.global_batch,
-        share=slice(replicas.start * per_replica, replicas.stop * per_replica),
+        batch=batch,
+        replicas=replicas,
         first_update=progress.update,
         last_update=total,
         updates_per_block=block // local_batch,
     )
     shape = (-1, len(replicas), batch.num_accumulation, batch.micro_batch)
     saved_at = progress.update
-    meter = Meter(clock, prepared.lengths, progress.update, num_cores())
+    meter = Meter(clock, prepared.lengths, progress.update, len(usable_cores()))
     stop = StopRequest(recipe.train.time_limit)
 
     with (
         stop,
-        Telemetry(recipe.log, run.path, run.metrics_file, recipe.tree()) as telemetry,
-        console.progress_display() as display,
+        Telemetry(recipe.log, run.path, run.metrics_file, recipe.tree(), lead=prepared.lead) as telemetry,
+        console.progress_display(prepared.lead) as display,
         Feed(
             prepared.samples,
             blocks,
@@ -198,13 +265,14 @@ def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> str
             rows = {name: tensor.view(*shape, *tensor.shape[1:]) for name, tensor in ready.rows.items()}
             for index in range(len(ready.samples) // local_batch):
                 lr = prepared.schedule.lr(progress.update)
-                engine.update(progress.update, {name: tensor[index] for name, tensor in rows.items()}, lr)
+                samples = {name: tensor[index] for name, tensor in rows.items()}
+                stopping = engine.update(progress.update, samples, lr, stop=stop.reason is not None)
                 progress.update += 1
                 update = progress.update
                 valid_due = update == total or (valid_every > 0 and update % valid_every == 0)
                 save_due = update == total or (save_every > 0 and update % save_every == 0)
                 record_due = valid_due or save_due or update % per_call == 0
-                if not (record_due or stop.reason):
+                if not (record_due or stopping):
                     continue
 
                 progress.pending.extend(engine.collect())  # waits for the device
@@ -221,21 +289,19 @@ def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> str
                     line = facts(progress, prepared.lengths, meter.samples_per_second)
                     display.update(update, total, line, milestone=valid_due)
                     if save_due or (improved and recipe.checkpoint.best):
-                        with clock.phase("checkpoint"):
-                            _save(run, prepared, progress, clock)
+                        _save(run, prepared, progress, clock)
                         saved_at = update
-                if stop.reason and update < total:
+                if stopping and update < total:
                     if saved_at != update:
-                        with clock.phase("checkpoint"):
-                            _save(run, prepared, progress, clock)
-                    return stop.reason
+                        _save(run, prepared, progress, clock)
+                    return stop.reason or "a request to another instance"
     return None
 
 
 def _validate(prepared: Prepared, progress: Progress) -> bool:
     """Validates and tells the schedule; True when no validation before was as good."""
     section = prepared.recipe.valid
-    means = _evaluated(prepared, progress.update, section.micro, section.max_samples)
+    means = _evaluated(prepared, progress.update, section.micro, section.max_samples, together=True)
     prepared.schedule.observe(means["loss"], progress.update)
     return progress.take_valid(means)
 
@@ -246,7 +312,9 @@ def _check_finite(sums: Sums, update: int) -> None:
             raise TrainingFailed(f"the training {name} is not finite at or before update {update}; {_KEPT}")
 
 
-def _evaluated(prepared: Prepared, update: int, micro_batch: int, max_samples: int | None) -> dict[str, float]:
+def _evaluated(
+    prepared: Prepared, update: int, micro_batch: int, max_samples: int | None, *, together: bool
+) -> dict[str, float]:
     means = evaluate(
         prepared.model,
         prepared.workload,
@@ -254,6 +322,7 @@ def _evaluated(prepared: Prepared, update: int, micro_batch: int, max_samples: i
         micro_batch=micro_batch,
         device=prepared.device,
         max_samples=max_samples,
+        instances=prepared.instances if together else None,
     )
     if not math.isfinite(means["loss"]):
         raise TrainingFailed(f"the validation loss is not finite after update {update}; {_KEPT}")
@@ -265,24 +334,29 @@ def _named(prefix: str, means: Mapping[str, float]) -> dict[str, float]:
 
 
 def _save(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> None:
-    # The last update's loss was that of the weights before it: these ones are tried once, for they may replace the
-    # last good checkpoint.
-    micro_batch = prepared.recipe.batch.micro_batch
-    _evaluated(prepared, progress.update, micro_batch, max_samples=micro_batch)
-    state = {
-        "recipe_sha256": prepared.recipe.sha256(),
-        "schedule": prepared.schedule.state(),
-        "seconds": clock.seconds(),
-        "progress": progress.state(),
-    }
-    checkpoint.save(run.checkpoints, progress.update, prepared.model, prepared.optimiser, state)
-    section = prepared.recipe.checkpoint
-    checkpoint.prune(run.checkpoints, section.keep, progress.best_update if section.best else None)
+    if not prepared.lead:
+        return
+    with clock.phase("checkpoint"):
+        # The last update's loss was that of the weights before it: these ones are tried once, for they may replace
+        # the last good checkpoint.
+        micro_batch = prepared.recipe.batch.micro_batch
+        _evaluated(prepared, progress.update, micro_batch, micro_batch, together=False)
+        state = {
+            "recipe_sha256": prepared.recipe.sha256(),
+            "schedule": prepared.schedule.state(),
+            "seconds": clock.seconds(),
+            "progress": progress.state(),
+        }
+        checkpoint.save(run.checkpoints, progress.update, prepared.model, prepared.optimiser, state)
+        section = prepared.recipe.checkpoint
+        checkpoint.prune(run.checkpoints, section.keep, progress.best_update if section.best else None)
 
 
 def _write_summary(
     run: Run, prepared: Prepared, progress: Progress, clock: Clock, utilisation: Utilisation, state: str
 ) -> None:
+    if not prepared.lead:
+        return
     run.write_summary(
         {
             **summary(progress, prepared.lengths, clock.seconds(), state),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podium.batch import BatchSection
 from podium.data.arrays import ArraySource
 from podium.data.feed import Feed, pass_blocks, samples_per_block, train_blocks
 
@@ -16,57 +17,78 @@ def source_of(num_samples: int) -> ArraySource:
     return ArraySource({"number": numbers, "square": (numbers**2).astype(np.float32)[:, None]})
 
 
+def blocks_of(num_samples, batch, replicas=None, first=0, last=20, per_block=1):
+    return list(
+        train_blocks(
+            seed=3,
+            num_samples=num_samples,
+            batch=batch,
+            replicas=replicas or range(batch.num_replicas),
+            first_update=first,
+            last_update=last,
+            updates_per_block=per_block,
+        )
+    )
+
+
+shuffles = pytest.mark.parametrize("shuffle", ["global", "shard"])
+
+
+@shuffles
+@settings(max_examples=60, deadline=None)
 @given(
     num_samples=st.integers(1, 200),
-    global_batch=st.integers(1, 50),
+    micro=st.integers(1, 12),
+    replicas=st.sampled_from([1, 2, 4]),
     first=st.integers(0, 30),
     num_updates=st.integers(0, 40),
     per_block=st.integers(1, 9),
 )
 def test_blocks_are_the_same_samples_whatever_their_size_and_wherever_one_starts(
-    num_samples, global_batch, first, num_updates, per_block
+    shuffle, num_samples, micro, replicas, first, num_updates, per_block
 ):
-    if global_batch > num_samples:
+    batch = BatchSection(micro=micro, replicas=replicas, shuffle=shuffle)
+    if batch.global_batch > num_samples:
         return
-    common = {"seed": 3, "num_samples": num_samples, "global_batch": global_batch, "share": slice(None)}
     last = first + num_updates
-    one_by_one = train_blocks(**common, first_update=0, last_update=last, updates_per_block=1)
-    expected = np.array(list(one_by_one), dtype=np.int64).reshape(-1)[first * global_batch :]
-    blocks = train_blocks(**common, first_update=first, last_update=last, updates_per_block=per_block)
-    assert np.array_equal(np.concatenate([*blocks, np.array([], np.int64)]), expected)
+    one_by_one = np.array(blocks_of(num_samples, batch, last=last), dtype=np.int64).reshape(-1)
+    blocks = blocks_of(num_samples, batch, first=first, last=last, per_block=per_block)
+    assert np.array_equal(np.concatenate([*blocks, np.array([], np.int64)]), one_by_one[first * batch.global_batch :])
 
 
-def test_shares_of_instances_make_up_the_whole_batch():
-    common = {
-        "seed": 3,
-        "num_samples": 100,
-        "global_batch": 12,
-        "first_update": 0,
-        "last_update": 20,
-        "updates_per_block": 1,
-    }
-    whole = list(train_blocks(**common, share=slice(None)))
-    parts = [list(train_blocks(**common, share=slice(start, start + 4))) for start in (0, 4, 8)]
+@shuffles
+@pytest.mark.parametrize("num_instances", [2, 4])
+def test_shares_of_instances_make_up_the_whole_batch(shuffle, num_instances):
+    batch = BatchSection(micro=3, accumulation=2, replicas=4, shuffle=shuffle)
+    whole = blocks_of(100, batch)
+    share = 4 // num_instances
+    parts = [blocks_of(100, batch, range(start, start + share)) for start in range(0, 4, share)]
     for update, block in enumerate(whole):
         assert np.array_equal(block, np.concatenate([part[update] for part in parts]))
 
 
-def test_an_epoch_holds_no_sample_twice_and_epochs_differ():
-    blocks = list(
-        train_blocks(
-            seed=1,
-            num_samples=103,
-            global_batch=10,
-            share=slice(None),
-            first_update=0,
-            last_update=20,
-            updates_per_block=4,
-        )
-    )
-    samples = np.concatenate(blocks)
+@shuffles
+def test_an_epoch_holds_no_sample_twice_and_epochs_differ(shuffle):
+    samples = np.concatenate(blocks_of(103, BatchSection(micro=5, replicas=2, shuffle=shuffle), per_block=4))
     first, second = samples[:100], samples[100:]
     assert len(set(first)) == len(set(second)) == 100
     assert not np.array_equal(first, second)
+
+
+def test_shards_keep_every_replica_within_its_own_samples():
+    batch = BatchSection(micro=5, replicas=4, shuffle="shard")
+    for replica in range(4):
+        samples = np.concatenate(blocks_of(103, batch, range(replica, replica + 1)))
+        assert set(samples // 25) == {replica}
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_a_pass_is_dealt_out_in_whole_micro_batches(count):
+    num_samples, micro_batch = 103, 10
+    dealt = [np.concatenate([*pass_blocks(num_samples, micro_batch, 2, index, count), []]) for index in range(count)]
+    assert sorted(np.concatenate(dealt)) == list(range(num_samples))
+    for index, samples in enumerate(dealt):
+        assert set((samples // micro_batch % count).astype(int)) <= {index}
 
 
 @settings(max_examples=25, deadline=None)
@@ -74,7 +96,7 @@ def test_an_epoch_holds_no_sample_twice_and_epochs_differ():
 def test_every_row_is_the_sample_it_says(num_samples, block, prefetch):
     source = source_of(num_samples)
     seen = []
-    with Feed(source, pass_blocks(num_samples, block), block, prefetch=prefetch) as feed:
+    with Feed(source, pass_blocks(num_samples, block, 1), block, prefetch=prefetch) as feed:
         for ready in feed:
             assert np.array_equal(ready.rows["number"].numpy(), ready.samples)
             assert np.array_equal(ready.rows["square"][:, 0].numpy(), ready.samples.astype(np.float32) ** 2)
@@ -85,7 +107,7 @@ def test_every_row_is_the_sample_it_says(num_samples, block, prefetch):
 def test_buffers_are_reused():
     source = source_of(1000)
     addresses = set()
-    with Feed(source, pass_blocks(1000, 10), 10, prefetch=1) as feed:
+    with Feed(source, pass_blocks(1000, 10, 1), 10, prefetch=1) as feed:
         for ready in feed:
             addresses.add(ready.rows["number"].data_ptr())
     assert len(addresses) <= 3
@@ -97,20 +119,20 @@ def test_error_while_gathering_reaches_the_reader():
             raise OSError("the disk is gone")
 
     source = Broken({"number": np.arange(10)})
-    with Feed(source, pass_blocks(10, 2), 2) as feed, pytest.raises(OSError, match="the disk is gone"):
+    with Feed(source, pass_blocks(10, 2, 1), 2) as feed, pytest.raises(OSError, match="the disk is gone"):
         next(iter(feed))
 
 
 def test_leaving_early_ends_the_thread():
     before = threading.active_count()
-    with Feed(source_of(1000), pass_blocks(1000, 1), 1) as feed:
+    with Feed(source_of(1000), pass_blocks(1000, 1, 1), 1) as feed:
         next(iter(feed))
     assert threading.active_count() == before
 
 
 def test_waiting_is_reported():
     waits = []
-    with Feed(source_of(10), pass_blocks(10, 5), 5, waited=waits.append) as feed:
+    with Feed(source_of(10), pass_blocks(10, 5, 1), 5, waited=waits.append) as feed:
         assert len(list(feed)) == 2
     assert len(waits) == 3
     assert all(wait >= 0 for wait in waits)

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from podium.batch import BatchSection
 from podium.data.arrays import Source, empty_buffers
 from podium.data.order import order
 
@@ -38,33 +39,50 @@ def train_blocks(
     *,
     seed: int,
     num_samples: int,
-    global_batch: int,
-    share: slice,
+    batch: BatchSection,
+    replicas: range,
     first_update: int,
     last_update: int,
     updates_per_block: int,
 ) -> Iterator[NDArray[np.int64]]:
-    """Sample numbers of updates first … last - 1, block by block; `share` is this instance's part of a global batch.
+    """Sample numbers for `replicas` in updates first … last - 1, block by block: (update, replica, slot), flattened.
 
     A pure function of its arguments. An epoch has `num_samples // global_batch` updates; what is left over differs
-    from epoch to epoch, as every epoch has an order of its own. No block crosses an epoch.
+    from epoch to epoch, as every epoch has an order of its own. No block crosses an epoch. With `shuffle: shard`, the
+    samples are divided evenly between all replicas and every replica has an order of its own part.
     """
-    updates_per_epoch = num_samples // global_batch
-    offsets = np.arange(global_batch, dtype=np.int64)[share]
+    per_replica = batch.micro_batch * batch.num_accumulation
+    shard = num_samples // batch.num_replicas
+    updates_per_epoch = num_samples // batch.global_batch
     update = first_update
     while update < last_update:
         epoch, within = divmod(update, updates_per_epoch)
         num_updates = min(updates_per_block, last_update - update, updates_per_epoch - within)
-        starts = np.arange(within, within + num_updates, dtype=np.int64) * global_batch
-        positions = (starts[:, None] + offsets[None, :]).reshape(-1)
-        yield order(seed, epoch, positions, num_samples)
+        updates = np.arange(within, within + num_updates, dtype=np.int64)
+        if batch.shuffle == "global":
+            offsets = np.arange(replicas.start * per_replica, replicas.stop * per_replica, dtype=np.int64)
+            positions = updates[:, None] * batch.global_batch + offsets[None, :]
+            yield order(seed, epoch, positions.reshape(-1), num_samples)
+        else:
+            positions = (updates[:, None] * per_replica + np.arange(per_replica, dtype=np.int64)[None, :]).reshape(-1)
+            parts = [order(seed, epoch, positions, shard, first=replica * shard) for replica in replicas]
+            # (replica, update, slot) -> (update, replica, slot)
+            yield np.stack(parts).reshape(len(replicas), num_updates, per_replica).swapaxes(0, 1).reshape(-1)
         update += num_updates
 
 
-def pass_blocks(num_samples: int, block: int) -> Iterator[NDArray[np.int64]]:
-    """All samples once, in their own order."""
-    for start in range(0, num_samples, block):
-        yield np.arange(start, min(start + block, num_samples), dtype=np.int64)
+def pass_blocks(
+    num_samples: int, micro_batch: int, per_block: int, index: int = 0, count: int = 1
+) -> Iterator[NDArray[np.int64]]:
+    """All samples once, in their own order, cut into micro-batches of which instance `index` of `count` takes every
+    `count`-th; `per_block` of these make a block. The last micro-batch holds what is left."""
+    starts = range(index * micro_batch, num_samples, count * micro_batch)
+    for first in range(0, len(starts), per_block):
+        parts = [
+            np.arange(start, min(start + micro_batch, num_samples), dtype=np.int64)
+            for start in starts[first : first + per_block]
+        ]
+        yield np.concatenate(parts)
 
 
 def samples_per_block(source: Source, unit: int, max_units: int | None = None) -> int:

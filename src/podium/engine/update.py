@@ -3,13 +3,15 @@
     for each local replica:
         for each of its micro-batches: seed by place, forward, backward of the loss *sum*
         push its gradients (and buffers) onto the tree
+    join the sums of all instances, begun while the last backward still runs
     one optimiser step on (sum of gradients) / (sum of counts)
 
 The host never looks at a device value in here; `collect()` does, once per call of many updates.
 """
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,8 +20,11 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from podium.batch import BatchSection
+from podium.engine.buckets import Buckets
+from podium.engine.fast import Fast
+from podium.engine.instances import Instances
 from podium.engine.randomness import seed_torch
-from podium.engine.reduce import Tensors, TreeSum
+from podium.engine.reduce import Local, Reduction, TreeSum, replica_mean
 from podium.optim.optimisers import Optimiser, clip_divisor, step
 from podium.schema import Section
 from podium.workloads.base import Loss, Workload
@@ -35,6 +40,8 @@ class EngineSection(Section):
     #: blocks of samples made ready ahead of time
     prefetch: NonNegativeInt = 2
     device: str = "auto"
+    #: exact: the same bits on any number of instances; fast: torch's DistributedDataParallel
+    reduction: Literal["exact", "fast"] = "exact"
 
 
 @dataclass
@@ -81,21 +88,64 @@ class PendingLosses:
             self._values.append(total.detach())
             self._labels.append((name, count))
 
-    def collect(self) -> Sums:
-        """Waits for the device and hands the values over."""
+    def collect(self, instances: Instances | None = None) -> Sums:
+        """Waits for the device and hands the values of all instances over.
+
+        Instances may have any number of parts, none included. Two messages.
+        """
+        names, values = self._taken()
+        if instances is None or instances.count == 1:
+            return _sums(names, values)
+        # JSON keeps every float to the bit (also nan and infinities, in Python), and runs nothing when read.
+        ours = json.dumps([names, values.tolist()]).encode()
+        sizes = instances.gather(torch.tensor([len(ours)])).flatten().tolist()
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(ours)] = torch.frombuffer(bytearray(ours), dtype=torch.uint8)
         sums = Sums()
-        if self._values:
-            # Sums of other types than the loss (a count of hits, say) join it in float64, which holds them all.
-            alike = all(value.dtype == self._values[0].dtype for value in self._values)
-            values = torch.stack(self._values if alike else [value.double() for value in self._values]).tolist()
-            for (name, count), value in zip(self._labels, values, strict=True):
-                sums.add(name, value, count)
-            self._values, self._labels = [], []
+        for size, row in zip(sizes, instances.gather(padded), strict=True):
+            their_names, their_values = json.loads(row[:size].numpy().tobytes())
+            sums.extend(_sums(their_names, torch.tensor(their_values, dtype=torch.float64).view(-1, 2)))
         return sums
+
+    def collect_alike(self, instances: Instances, num_updates: int) -> Sums:
+        """The same where every instance holds parts of the same names in the same order, as in training. One message.
+
+        Parts come in the order in which one instance would have them: by update, then by replica.
+        """
+        names, values = self._taken()
+        if instances.count == 1 or not names:
+            return _sums(names, values)
+        gathered = instances.gather(values.view(num_updates, -1, 2)).transpose(0, 1)
+        per_update = len(names) // num_updates
+        order = [
+            name
+            for start in range(0, len(names), per_update)
+            for name in names[start : start + per_update] * instances.count
+        ]
+        return _sums(order, gathered.reshape(-1, 2))
+
+    def _taken(self) -> tuple[list[str], Tensor]:
+        """(names, (parts, 2) of sums and counts in float64, which holds them all); nothing is pending afterwards."""
+        names = [name for name, _ in self._labels]
+        values = torch.zeros(len(names), 2, dtype=torch.float64)
+        if names:
+            alike = all(value.dtype == self._values[0].dtype for value in self._values)
+            # One transfer from the device, however many values there are.
+            values[:, 0] = torch.stack(self._values if alike else [value.double() for value in self._values])
+            values[:, 1] = torch.tensor([count for _, count in self._labels], dtype=torch.float64)
+        self._values, self._labels = [], []
+        return names, values
+
+
+def _sums(names: Iterable[str], values: Tensor) -> Sums:
+    sums = Sums()
+    for name, (total, count) in zip(names, values.tolist(), strict=True):
+        sums.add(name, total, int(count))
+    return sums
 
 
 class Engine:
-    """Carries the replicas of this instance through weight updates."""
+    """Carries the replicas of this instance through weight updates, together with the other instances."""
 
     def __init__(
         self,
@@ -106,70 +156,87 @@ class Engine:
         replicas: range,
         seed: int,
         clip_norm: float | None = None,
+        *,
+        instances: Instances | None = None,
+        reduction: Literal["exact", "fast"] = "exact",
+        waited: Callable[[float], None] = lambda seconds: None,
     ) -> None:
+        """`replicas` are those of this instance: its aligned block. `waited` is told the seconds of every wait for
+        other instances."""
         self.model = model
         self._workload = workload
         self._optimiser = optimiser
         self._clip_norm = clip_norm
         self._num_accumulation = batch.num_accumulation
+        self._num_replicas = batch.num_replicas
         self._replicas = replicas
         self._seed = seed
         self._params = [p for group in optimiser.param_groups for p in group["params"]]
         self._device = self._params[0].device
         self._buffers = list(model.buffers())
+        self._averaged = [buffer for buffer in self._buffers if buffer.is_floating_point()]
         self._pending = PendingLosses()
-
-    def update(self, update: int, samples: Mapping[str, Tensor], lr: float) -> None:
-        """Update number `update` (0-based); `samples`: (local replicas, accumulation, micro-batch, …)."""
-        if len(self._replicas) == 1:
-            count = self._replica(update, self._replicas[0], {name: rows[0] for name, rows in samples.items()})
+        self._num_pending = 0
+        self._instances = instances or Instances.alone()
+        share = self._num_replicas // self._instances.count
+        first = self._instances.index * share
+        assert replicas == range(first, first + share), "an instance carries its aligned block of replicas"
+        self._reduction: Reduction
+        if self._instances.count == 1:
+            self._reduction = Local(model, self._params, self._averaged)
+        elif reduction == "exact":
+            self._reduction = Buckets(model, self._params, self._averaged, self._instances, waited)
         else:
-            count = self._replicas_in_turn(update, samples)
-        divisor: Tensor | float = count
+            self._reduction = Fast(model, self._averaged, self._instances, waited)
+
+    def update(self, update: int, samples: Mapping[str, Tensor], lr: float, stop: bool = False) -> bool:
+        """Update number `update` (0-based); `samples`: (local replicas, accumulation, micro-batch, …).
+
+        True when any instance passed `stop`: the same answer on all of them, in the same update.
+        """
+        divisor, stop = self._gradients(update, samples, stop)
         if self._clip_norm is not None:
             grads = [param.grad for param in self._params if param.grad is not None]
-            divisor, _ = clip_divisor(grads, count, self._clip_norm)
+            divisor, _ = clip_divisor(grads, divisor, self._clip_norm)
         step(self._optimiser, divisor, lr)
         for param in self._params:
             param.grad = None
+        self._num_pending += 1
+        return stop
 
     def collect(self) -> Sums:
-        """The losses since the last call; the only place where the host waits for the device."""
-        return self._pending.collect()
+        """The losses of all instances since the last call; the only place where the host waits for the device."""
+        num_updates, self._num_pending = self._num_pending, 0
+        return self._pending.collect_alike(self._instances, num_updates)
 
-    def _replica(self, update: int, replica: int, samples: Mapping[str, Tensor]) -> int:
-        """Forward and backward of one replica's micro-batches; returns how many items its loss counts."""
-        count = 0
-        for index in range(self._num_accumulation):
-            seed_torch(self._device, "micro-batch", self._seed, update, replica, index)
-            loss = self._workload.loss(self.model, {name: rows[index] for name, rows in samples.items()})
-            loss.sum.backward()
-            self._pending.add(loss)
-            count += loss.count
-        return count
+    def _gradients(self, update: int, samples: Mapping[str, Tensor], stop: bool) -> tuple[int | Tensor, bool]:
+        """Leaves the sums over all replicas in `param.grad`; returns what to divide them by, and whether to stop.
 
-    def _replicas_in_turn(self, update: int, samples: Mapping[str, Tensor]) -> int:
-        """Every replica starts from the same buffers; gradients are summed, buffers averaged, over the tree."""
-        start = [buffer.clone() for buffer in self._buffers]
-        tree = TreeSum()
+        Every replica starts from the same buffers; gradients are summed, buffers averaged, over the tree.
+        """
+        num_local = len(self._replicas)
+        start = [buffer.clone() for buffer in self._buffers] if num_local > 1 else []
+        tree = TreeSum(num_local)
         count = 0
         for slot, replica in enumerate(self._replicas):
             if slot and start:
                 torch._foreach_copy_(self._buffers, start)
-            count += self._replica(update, replica, {name: rows[slot] for name, rows in samples.items()})
-            tree.push(self._taken())
-        sums = tree.total()
-        for param, grad in zip(self._params, sums, strict=False):
-            param.grad = grad
-        averaged = [buffer for buffer in self._buffers if buffer.is_floating_point()]
-        for buffer, total in zip(averaged, sums[len(self._params) :], strict=True):
-            assert total is not None
-            torch.mul(total, 1.0 / len(self._replicas), out=buffer)
-        return count
-
-    def _taken(self) -> Tensors:
-        """This replica's gradients, taken out of the parameters, and copies of its floating-point buffers."""
-        taken: Tensors = [param.grad for param in self._params]
-        for param in self._params:
-            param.grad = None
-        return taken + [buffer.clone() for buffer in self._buffers if buffer.is_floating_point()]
+            for index in range(self._num_accumulation):
+                last = slot == num_local - 1 and index == self._num_accumulation - 1
+                with self._reduction.micro_batch(last):
+                    seed_torch(self._device, "micro-batch", self._seed, update, replica, index)
+                    batch = {name: rows[slot, index] for name, rows in samples.items()}
+                    loss = self._workload.loss(self._reduction.model, batch)
+                    count += loss.count
+                    if last:
+                        self._reduction.start(tree, count, stop)
+                    loss.sum.backward()
+                self._pending.add(loss)
+            if slot < num_local - 1:
+                tree.push(self._reduction.take())
+        divisor, stop = self._reduction.finish()
+        if self._num_replicas > 1:
+            before = [buffer for buffer in start if buffer.is_floating_point()] or self._averaged
+            for buffer, total, first in zip(self._averaged, self._reduction.buffer_totals, before, strict=True):
+                buffer.copy_(replica_mean(total, first, self._num_replicas))
+        return divisor, stop

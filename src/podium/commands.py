@@ -1,0 +1,128 @@
+"""`podium train`, `resume` and `topology`: alone in this process, as one instance of many, or as their launcher."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from podium import __version__
+from podium import train as training
+from podium.console import show_table, warn
+from podium.engine.instances import Instances
+from podium.errors import UserError
+from podium.inspect_run import tell_end
+from podium.launch.plan import plan_launch, ssh_commands
+from podium.recipe import Recipe, load_recipe
+from podium.run import Run, check_free, next_free_folder, open_run
+from podium.topology import (
+    Place,
+    Topology,
+    auto_instances,
+    build_topology,
+    find_place,
+    resolve_threads,
+    usable_cores,
+)
+
+
+def train(name: str, overrides: list[str], out: Path | None, num_instances: str, hosts: str | None, join: bool) -> None:
+    """Trains in a new folder."""
+    recipe = load_recipe(name, overrides)
+    place = find_place(os.environ)
+    if place is not None:
+        folder = out or Path("runs") / f"{next_free_folder(Path('runs'), name).name}"
+        again = place.attempt > 0
+        _as_instance(place, recipe, lambda topo, them: training.train(recipe, folder, topo, them, again=again))
+        return
+    folder = out or next_free_folder(Path("runs"), name)
+    if not join:
+        check_free(folder)
+    topology = _topology(recipe, num_instances, hosts)
+    if topology.num_instances == 1 and hosts is None:
+        tell_end(training.train(recipe, folder, topology))
+        return
+    _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join)
+
+
+def resume(path: Path, num_instances: str, hosts: str | None, join: bool) -> None:
+    """Continues a run on any number of instances."""
+    run = open_run(path)
+    recipe = run.recipe()
+    place = find_place(os.environ)
+    if place is not None:
+        _as_instance(place, recipe, lambda topo, them: training.resume(run, recipe, topo, them))
+        return
+    topology = _topology(recipe, num_instances, hosts)
+    if topology.num_instances == 1 and hosts is None:
+        tell_end(training.resume(run, recipe, topology))
+        return
+    _launch(recipe, topology, ["resume", str(path)], path, hosts, join)
+
+
+def topology(name: str, overrides: list[str], num_instances: str, hosts: str | None) -> None:
+    """Draws who carries what."""
+    show_table(_topology(load_recipe(name, overrides), num_instances, hosts).table())
+
+
+def _topology(recipe: Recipe, num_instances: str, hosts: str | None) -> Topology:
+    names = tuple(name.strip() for name in hosts.split(",")) if hosts else ("this host",)
+    if not all(names):
+        raise UserError(f"--hosts {hosts}: expected names separated by commas")
+    num_replicas, cores = recipe.batch.num_replicas, len(usable_cores())
+    if num_instances == "auto":
+        threads = resolve_threads(recipe.engine.threads, cores, num_replicas)
+        count = auto_instances(num_replicas, cores * len(names), threads)
+    elif num_instances.isdecimal() and int(num_instances) > 0:
+        count = int(num_instances)
+    else:
+        raise UserError(f"--instances {num_instances}: expected a number or auto")
+    return build_topology(num_replicas, max(count, len(names)), names)
+
+
+def _launch(
+    recipe: Recipe, topology: Topology, arguments: list[str], folder: Path, hosts: str | None, join: bool
+) -> None:
+    from podium.launch import local
+
+    cores = len(usable_cores())
+    threads = resolve_threads(recipe.engine.threads, cores, topology.num_replicas)
+    if topology.instances_per_host * threads > cores:
+        warn(
+            f"{topology.instances_per_host} instances × {threads} threads share {cores} cores of this host: "
+            "they will slow each other down"
+        )
+    command = (sys.executable, "-m", "podium", *arguments)
+    plan = plan_launch(topology, local.local_names(), recipe.launch.port, command)
+    helpers = []
+    if hosts and not join:
+        whole = (*command, "--hosts", hosts, "--instances", str(topology.num_instances))
+        helpers = local.start_by_ssh(ssh_commands(plan, str(Path.cwd()), whole))
+    try:
+        local.launch(plan, recipe.launch)
+    finally:
+        for helper in helpers:
+            helper.terminate()
+    if plan.host_index == 0:
+        tell_end(Run(folder))
+
+
+def _as_instance(place: Place, recipe: Recipe, body: Callable[[Topology, Instances], Run]) -> None:
+    from podium.launch.instance import take_place
+
+    facts = {
+        "podium": __version__,
+        "torch": torch.__version__,
+        "recipe_sha256": recipe.sha256(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+    }
+    cores = len(place.host_cores or usable_cores())
+
+    def run(topology: Topology, instances: Instances) -> None:
+        done = body(replace(topology, host_cores=cores), instances)
+        if instances.index == 0 and place.launch_folder is None:
+            tell_end(done)
+
+    raise SystemExit(take_place(place, facts, recipe.batch.num_replicas, recipe.launch.timeout, run))

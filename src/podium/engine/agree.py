@@ -1,0 +1,32 @@
+"""What instance 0 knows, told to all: only it looks at the run folder, so hosts need not share a file system."""
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from podium.engine.instances import Instances, naming_who_is_lost
+
+
+def from_first(instances: Instances, data: bytes | None) -> bytes:
+    """The bytes that instance 0 gave; what others give does not matter."""
+    if instances.count == 1:
+        assert data is not None
+        return data
+    with naming_who_is_lost(0):
+        length = torch.tensor([len(data) if data is not None else 0])
+        dist.broadcast(length, 0)
+        if data is not None and instances.index == 0:
+            values = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        else:
+            values = torch.empty(int(length), dtype=torch.uint8)
+        if values.numel():
+            dist.broadcast(values, 0)
+    return values.numpy().tobytes()
+
+
+def agreed(instances: Instances, facts: dict[str, Any] | None) -> dict[str, Any]:
+    """A small mapping that instance 0 gave."""
+    value: dict[str, Any] = json.loads(from_first(instances, json.dumps(facts or {}).encode()))
+    return value

@@ -1,0 +1,240 @@
+"""Gradients to the other instances while backward still runs: flat buckets, a thread that carries them, hooks.
+
+`Engine` uses one `Buckets` when there are several instances and the reduction is exact. In an update:
+
+    all local replicas but the last leave their partial sums in a `TreeSum`
+    the last one's last forward pass is done: `start` fills in what is known (count, buffers), arms the hooks
+    its backward pass: a hook per parameter counts down; a complete bucket gets the local sums and goes to the thread
+    `finish`: the rest is handed over, the thread is waited for, `param.grad` becomes views of the buckets
+
+Buckets are filled in reverse order of the model's parameters, roughly the order of backward, and always handed over in
+the same order, which is all that instances need to agree on.
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor, nn
+
+from podium.engine.instances import Instances
+from podium.engine.reduce import Tensors, TreeSum, add_in_place, taken
+
+#: The first bucket is smaller, so that something is on its way early; then few large ones, as each costs some rounds.
+_FIRST_BYTES = 1 << 20
+_BUCKET_BYTES = 4 << 20
+#: views begin at multiples of so many elements
+_ALIGNMENT = 16
+#: An item counts as lo + 4096 · hi in two float32 elements. Sums stay exact up to 4,096 instances and 2^36 items.
+_COUNT_BASE = 4096
+_HEAD = 3  # elements: lo, hi, how many instances ask to stop
+
+
+@dataclass
+class _Bucket:
+    """Tensors of one type that travel together: parameters, in the first buckets also the head and buffers.
+
+    After these comes, for each parameter, in how many instances a replica had a gradient.
+    """
+
+    dtype: torch.dtype
+    num_elements: int = 0
+    params: list[int] = field(default_factory=list)
+    num_missing: int = 0
+    handed_over: bool = False
+    flat: Tensor = field(default_factory=lambda: torch.empty(0))
+    present: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def reserve(self, num_elements: int) -> int:
+        """Room for so many elements; returns where it begins."""
+        offset = self.num_elements
+        self.num_elements += -(-num_elements // _ALIGNMENT) * _ALIGNMENT
+        return offset
+
+
+class Buckets:
+    """The exact sums of gradients and floating-point buffers over all replicas of all instances."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: list[nn.Parameter],
+        buffers: list[Tensor],
+        instances: Instances,
+        waited: Callable[[float], None],
+    ) -> None:
+        """`params` and `buffers` in the order in which `TreeSum` holds them: parameters first."""
+        self.model = model
+        self._params, self._buffers, self._waited = params, buffers, waited
+        self._device = params[0].device
+        self._buckets, self._head, self._views = _planned(_backward_order(model, params), params, buffers)
+        self.buffer_totals = self._views[len(params) :]
+        self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.params}
+        self._armed = False
+        self._next = 0
+        self._partial: list[Tensors] = []
+        self._known_present: list[list[float]] | None = None
+
+        self._to_send: SimpleQueue[Tensor | None] = SimpleQueue()
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        carrier = (instances, self._to_send, self._done)
+        threading.Thread(target=_carry, args=carrier, name="gradients", daemon=True).start()
+        method = weakref.WeakMethod(self._on_gradient)
+        handles = [
+            param.register_post_accumulate_grad_hook(_weak_hook(method, index)) for index, param in enumerate(params)
+        ]
+        weakref.finalize(self, _end, self._to_send, handles)
+
+    def micro_batch(self, last: bool) -> AbstractContextManager:
+        return nullcontext()
+
+    def take(self) -> Tensors:
+        return taken(self._params, self._buffers)
+
+    def start(self, tree: TreeSum, count: int, stop: bool) -> None:
+        self._partial = tree.partial[::-1]
+        self._head.copy_(torch.tensor([count % _COUNT_BASE, count // _COUNT_BASE, stop], dtype=torch.float32))
+        self._sum_locally(range(len(self._params), len(self._views)), self._buffers)
+        for bucket in self._buckets:
+            bucket.num_missing, bucket.handed_over = len(bucket.params), False
+        self._next, self._armed = 0, True
+
+    def finish(self) -> tuple[int | Tensor, bool]:
+        self._armed = False
+        for bucket in self._buckets[self._next :]:  # some parameter had no gradient this time
+            self._hand_over(bucket)
+        self._partial = []
+        began = time.perf_counter()
+        for _ in self._buckets:
+            error = self._done.get()
+            if error is not None:
+                raise error
+        self._waited(time.perf_counter() - began)
+        for bucket, present in zip(self._buckets, self._present(), strict=True):
+            for index, num_present in zip(bucket.params, present, strict=True):
+                self._params[index].grad = self._views[index] if num_present else None
+        return self._read_head()
+
+    def _on_gradient(self, index: int) -> None:
+        """Called by backward when the gradient of parameter `index` is complete."""
+        if not self._armed:
+            return
+        bucket = self._bucket_of[index]
+        assert not bucket.handed_over, "a gradient changed after it was sent (is a block recomputed with reentrance?)"
+        bucket.num_missing -= 1
+        while self._next < len(self._buckets) and self._buckets[self._next].num_missing == 0:
+            self._hand_over(self._buckets[self._next])
+            self._next += 1
+
+    def _hand_over(self, bucket: _Bucket) -> None:
+        grads = [self._params[index].grad for index in bucket.params]
+        self._sum_locally(bucket.params, grads)
+        bucket.present.fill_(1.0)
+        for place, (index, grad) in enumerate(zip(bucket.params, grads, strict=True)):
+            if grad is None and all(sums[index] is None for sums in self._partial):
+                bucket.present[place] = 0.0
+        bucket.handed_over = True
+        self._to_send.put(bucket.flat)
+
+    def _sum_locally(self, indices: Sequence[int], last: Sequence[Tensor | None]) -> None:
+        """views <- partial sums + those of the last replica, in the tree's order (from the right; a + b = b + a)."""
+        views = [self._views[index] for index in indices]
+        there = [(view, tensor) for view, tensor in zip(views, last, strict=True) if tensor is not None]
+        if there:
+            torch._foreach_copy_([view for view, _ in there], [tensor for _, tensor in there])
+        if len(there) < len(views):
+            for view, tensor in zip(views, last, strict=True):
+                if tensor is None:
+                    view.fill_(-0.0)  # x + -0.0 is x for every x; x + 0.0 is not for x = -0.0
+        for sums in self._partial:
+            add_in_place(list(views), [sums[index] for index in indices])
+
+    def _present(self) -> list[list[float]]:
+        """For each bucket and parameter whether any replica had a gradient; an accelerator is only asked once."""
+        if self._device.type == "cpu" or self._known_present is None:
+            self._known_present = [bucket.present.tolist() for bucket in self._buckets]
+        return self._known_present
+
+    def _read_head(self) -> tuple[int | Tensor, bool]:
+        if self._device.type != "cpu":
+            return self._head[0] + self._head[1] * _COUNT_BASE, bool(self._head[2])  # the host waits for the flag
+        lo, hi, stop = self._head.tolist()
+        return int(lo) + int(hi) * _COUNT_BASE, stop > 0
+
+
+def _backward_order(model: nn.Module, params: list[nn.Parameter]) -> list[int]:
+    place = {param: index for index, param in enumerate(params)}
+    return [place[param] for param in reversed(list(model.parameters())) if param in place]
+
+
+def _planned(
+    order: list[int], params: list[nn.Parameter], buffers: list[Tensor]
+) -> tuple[list[_Bucket], Tensor, list[Tensor]]:
+    """What travels together: the head and buffers, then neighbours in `order`; a bucket holds one type of element.
+
+    Returns the buckets, a view of the head, and views for all parameters and buffers.
+    """
+    tensors = [*params, *buffers]
+    places: dict[int, tuple[_Bucket, int]] = {}
+    head = _Bucket(torch.float32)
+    head.reserve(_HEAD)
+    closed: list[_Bucket] = []
+    open_ = {head.dtype: head}
+    for index in [*range(len(params), len(tensors)), *order]:
+        tensor = tensors[index]
+        bucket = open_.setdefault(tensor.dtype, _Bucket(tensor.dtype))
+        places[index] = (bucket, bucket.reserve(tensor.numel()))
+        if index < len(params):
+            bucket.params.append(index)
+            if bucket.num_elements * tensor.element_size() >= (_BUCKET_BYTES if closed else _FIRST_BYTES):
+                closed.append(open_.pop(tensor.dtype))
+    buckets = closed + list(open_.values())
+    for bucket in buckets:
+        size = bucket.num_elements + len(bucket.params)
+        bucket.flat = torch.zeros(size, dtype=bucket.dtype, device=params[0].device)
+        bucket.present = bucket.flat[bucket.num_elements :]
+    views = [_view(places[index][0].flat, places[index][1], tensor) for index, tensor in enumerate(tensors)]
+    return buckets, head.flat[:_HEAD], views
+
+
+def _view(flat: Tensor, offset: int, like: Tensor) -> Tensor:
+    """A part of `flat` in the shape of `like` and, where that has no gaps, its memory layout (channels-last, say):
+    fused optimisers want gradients laid out as their parameters."""
+    stride = torch.empty_like(like, device="meta").stride()
+    return flat.as_strided(like.shape, stride, offset)
+
+
+# Nothing below holds on to a `Buckets`, so that one is freed, and its thread ends, with the engine that made it.
+
+
+def _carry(
+    instances: Instances, to_send: "SimpleQueue[Tensor | None]", done: "SimpleQueue[BaseException | None]"
+) -> None:
+    """The thread: sums one flat tensor after the other; ends at None or at the first error."""
+    while (flat := to_send.get()) is not None:
+        try:
+            instances.sum_exact(flat)
+        except BaseException as error:
+            done.put(error)
+            return
+        done.put(None)
+
+
+def _weak_hook(method: weakref.WeakMethod, index: int) -> Callable[[Tensor], None]:
+    def hook(_: Tensor) -> None:
+        on_gradient = method()
+        if on_gradient is not None:
+            on_gradient(index)
+
+    return hook
+
+
+def _end(to_send: "SimpleQueue[Tensor | None]", handles: list) -> None:
+    to_send.put(None)
+    for handle in handles:
+        handle.remove()

@@ -1,0 +1,64 @@
+"""The reduction handed to torch's DistributedDataParallel: `engine.reduction: fast`. Bits depend on the instances.
+
+Gradients of the local replicas pile up in `param.grad`; the last backward pass shares them out. The count, the wish to
+stop and the floating-point buffers travel in one small message of their own.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from podium.engine.instances import Instances
+from podium.engine.reduce import Tensors, TreeSum, add_in_place, taken
+
+
+class Fast:
+    """Sums over all replicas, in whatever order is quickest."""
+
+    def __init__(
+        self, model: nn.Module, buffers: list[Tensor], instances: Instances, waited: Callable[[float], None]
+    ) -> None:
+        self._num_instances = instances.count
+        self._buffers, self._waited = buffers, waited
+        self._ddp = DistributedDataParallel(
+            model,
+            process_group=instances.gradient_group,
+            forward_sync_buffers=False,  # they are averaged instead, see `start`
+            gradient_as_bucket_view=True,
+        )
+        self.model: nn.Module = self._ddp
+        self._message = torch.empty(0)
+        self._work: dist.Work | None = None
+        self.buffer_totals: list[Tensor] = []
+
+    def micro_batch(self, last: bool) -> AbstractContextManager:
+        return nullcontext() if last else self._ddp.no_sync()
+
+    def take(self) -> Tensors:
+        return taken([], self._buffers)
+
+    def start(self, tree: TreeSum, count: int, stop: bool) -> None:
+        totals = self.take()
+        for sums in reversed(tree.partial):
+            add_in_place(totals, sums)
+        head = torch.tensor([count, stop], dtype=torch.float64)
+        self._message = torch.cat([head, *(total.double().cpu().flatten() for total in totals if total is not None)])
+        self._work = dist.all_reduce(self._message, async_op=True)
+
+    def finish(self) -> tuple[Tensor, bool]:
+        assert self._work is not None
+        began = time.perf_counter()
+        self._work.wait()
+        self._waited(time.perf_counter() - began)
+        count, stop = self._message[:2].tolist()
+        parts = self._message[2:].split([buffer.numel() for buffer in self._buffers])
+        self.buffer_totals = [
+            part.view(buffer.shape).to(buffer) for part, buffer in zip(parts, self._buffers, strict=True)
+        ]
+        # DistributedDataParallel leaves the mean over the instances in `param.grad`, not the sum.
+        return torch.tensor(count / self._num_instances, dtype=torch.float32), bool(stop)

@@ -1,0 +1,186 @@
+"""The instances (processes) of a run and how they talk to each other: gloo process groups of `torch.distributed`.
+
+`train.py` joins them and hands them to the engine and to validation. Values that must not depend on the number of
+instances only ever meet in `sum_exact`, where the order of additions is ours, or in `gather`, where nothing is added.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+#: large buffers travel in pieces of so many bytes, so that one is added while the next is on its way
+_PIECE_BYTES = 1 << 20
+#: bytes that are worth sending to save one round of messages
+_ROUND_BYTES = 1 << 17
+#: above this the additions saved by halving outweigh the rounds (2 instances, where both send the same bytes)
+_DOUBLING_BYTES = 1 << 20
+
+
+class InstanceLost(RuntimeError):
+    """Another instance did not answer: it died, hangs, or lost one that it waits for itself."""
+
+    def __init__(self, instance: int | None, reason: str) -> None:
+        super().__init__(f"{'another instance' if instance is None else f'instance {instance}'} is lost: {reason}")
+        self.instance = instance
+
+
+class Instances:
+    """This process among `count` of them, which carry the aligned blocks of replicas in order of `index`.
+
+    Collective calls: every instance makes the same ones in the same order. `sum_exact` talks over a group of its own
+    and may be called by one other thread while the main thread uses the rest.
+    """
+
+    def __init__(self, index: int, count: int, gradient_group: dist.ProcessGroup | None) -> None:
+        self.index = index
+        self.count = count
+        #: for gradients alone; None when there is only one instance
+        self.gradient_group = gradient_group
+        self._received: dict[torch.dtype, Tensor] = {}
+
+    @classmethod
+    def alone(cls) -> Self:
+        """One instance, no process group at all."""
+        return cls(0, 1, None)
+
+    @classmethod
+    def join(cls, store: dist.Store, index: int, count: int, timeout_s: float) -> Self:
+        """Meets the others at `store`. A message that takes longer than `timeout_s` raises InstanceLost."""
+        if count == 1:
+            return cls.alone()
+        assert count & (count - 1) == 0, "the tree joins a power of two of instances"
+        timeout = timedelta(seconds=timeout_s)
+        with naming_who_is_lost(None):
+            dist.init_process_group("gloo", store=store, rank=index, world_size=count, timeout=timeout)
+            return cls(index, count, dist.new_group(timeout=timeout, backend="gloo"))
+
+    def sum_exact(self, flat: Tensor) -> None:
+        """Sums `flat` (one-dimensional, contiguous, the same length everywhere) over the instances, in place.
+
+        Partners are 1, 2, 4 … apart, so the additions are the upper levels of the tree over replicas, and all
+        instances end with the same bits (a + b = b + a). Short buffers: recursive doubling, everything to every
+        partner. Long ones: recursive halving, half of what is left to each partner, then the mirrored all-gather.
+        """
+        if self.count == 1 or flat.numel() == 0:
+            return
+        assert flat.dim() == 1
+        assert flat.is_contiguous()
+        if self._doubling_pays(flat.numel() * flat.element_size()):
+            for _ in self._double(flat, self._received_in(flat, flat.numel())):
+                pass
+            return
+        size = max(1, _PIECE_BYTES // flat.element_size())
+        pieces = flat.split(size)
+        half = (size + 1) // 2
+        received = self._received_in(flat, half * len(pieces)).split(half)
+        steps = [self._halve(piece, into) for piece, into in zip(pieces, received, strict=True)]
+        while steps:  # every piece posts its messages before the first one waits
+            steps = [step for step in steps if next(step, False)]
+
+    def gather(self, values: Tensor) -> Tensor:
+        """(count, *values.shape): what every instance gave, in their order. Shapes are the same everywhere."""
+        if self.count == 1:
+            return values.unsqueeze(0)
+        gathered = values.new_empty((self.count, *values.shape))
+        if values.numel():
+            with naming_who_is_lost(None):
+                dist.all_gather_single(gathered.view(-1), values.contiguous().view(-1))
+        return gathered
+
+    def barrier(self) -> None:
+        """Returns when every instance has called it."""
+        if self.count > 1:
+            with naming_who_is_lost(None):
+                dist.barrier()
+
+    def close(self) -> None:
+        """Leaves the groups; nothing can be said afterwards."""
+        if self.gradient_group is not None:
+            self.gradient_group = None
+            dist.destroy_process_group()
+
+    def _doubling_pays(self, num_bytes: int) -> bool:
+        """Doubling sends log2(p) · n bytes in log2(p) rounds, halving 2 (1 - 1/p) · n in twice as many."""
+        num_rounds = self.count.bit_length() - 1
+        extra = (num_rounds - 2 * (1 - 1 / self.count)) * num_bytes
+        return num_bytes <= _DOUBLING_BYTES and extra <= num_rounds * _ROUND_BYTES
+
+    def _received_in(self, flat: Tensor, length: int) -> Tensor:
+        """The one buffer that messages are received in, grown as needed."""
+        buffer = self._received.get(flat.dtype)
+        if buffer is None or buffer.numel() < length or buffer.device != flat.device:
+            buffer = self._received[flat.dtype] = torch.empty(length, dtype=flat.dtype, device=flat.device)
+        return buffer[:length]
+
+    # Both are generators that stop at `yield` when their messages are posted and have to be waited for.
+
+    def _double(self, flat: Tensor, received: Tensor) -> Iterator[bool]:
+        distance = 1
+        while distance < self.count:
+            exchange = self._posted(self.index ^ distance, flat, received)
+            yield True
+            exchange.wait()
+            flat.add_(received)
+            distance *= 2
+
+    def _halve(self, flat: Tensor, received: Tensor) -> Iterator[bool]:
+        kept: list[tuple[Tensor, Tensor]] = []  # (mine, the partner's), from the whole to the smallest part
+        part, distance = flat, 1
+        while distance < self.count:
+            mid = (part.numel() + 1) // 2
+            mine, theirs = part[:mid], part[mid:]
+            if self.index & distance:
+                mine, theirs = theirs, mine
+            into = received[: mine.numel()]
+            exchange = self._posted(self.index ^ distance, theirs, into)
+            yield True
+            exchange.wait()
+            mine.add_(into)
+            kept.append((mine, theirs))
+            part, distance = mine, distance * 2
+        for mine, theirs in reversed(kept):
+            distance //= 2
+            exchange = self._posted(self.index ^ distance, mine, theirs)
+            yield True
+            exchange.wait()
+
+    def _posted(self, partner: int, sent: Tensor, received: Tensor) -> "_Exchange":
+        assert self.gradient_group is not None, "closed"
+        with naming_who_is_lost(partner):
+            messages = []
+            # Messages between two instances arrive in the order they are sent, so one tag does. The group's own
+            # methods: dist.isend and dist.irecv do the same after 20 µs of checks.
+            if received.numel():
+                messages.append(self.gradient_group.recv([received], partner, 0))
+            if sent.numel():
+                messages.append(self.gradient_group.send([sent], partner, 0))
+        return _Exchange(partner, messages)
+
+
+class _Exchange:
+    """A message each way, under way."""
+
+    def __init__(self, partner: int, messages: list[dist.Work]) -> None:
+        self._partner, self._messages = partner, messages
+
+    def wait(self) -> None:
+        with naming_who_is_lost(self._partner):
+            for message in self._messages:
+                message.wait()
+
+
+@contextmanager
+def naming_who_is_lost(instance: int | None) -> Iterator[None]:
+    """Around messages to or from `instance` (None: any of them): gloo's errors become InstanceLost."""
+    try:
+        yield
+    except RuntimeError as error:  # gloo's; a timeout of the store is one too
+        raise InstanceLost(instance, str(error)) from error
+
+
+_naming_who_is_lost = naming_who_is_lost  # for importers of the first version
