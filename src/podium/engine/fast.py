@@ -15,16 +15,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from podium.engine.instances import Instances
 from podium.engine.reduce import Tensors, TreeSum, add_in_place, taken
+from podium.errors import UserError
 
 
 class Fast:
     """Sums over all replicas, in whatever order is quickest."""
 
     def __init__(
-        self, model: nn.Module, buffers: list[Tensor], instances: Instances, waited: Callable[[float], None]
+        self,
+        model: nn.Module,
+        params: list[nn.Parameter],
+        buffers: list[Tensor],
+        instances: Instances,
+        waited: Callable[[float], None],
     ) -> None:
         self._num_instances = instances.count
-        self._buffers, self._waited = buffers, waited
+        self._params, self._buffers, self._waited = params, buffers, waited
         self._ddp = DistributedDataParallel(
             model,
             process_group=instances.gradient_group,
@@ -52,6 +58,12 @@ class Fast:
 
     def finish(self) -> tuple[Tensor, bool]:
         assert self._work is not None
+        if any(param.grad is None for param in self._params):
+            # DistributedDataParallel would leave this update unshared, without a word, and fail in the next.
+            raise UserError(
+                "engine.reduction=fast needs a gradient for every parameter, and some of this model have none: "
+                "engine.reduction=exact takes them as they come"
+            )
         began = time.perf_counter()
         self._work.wait()
         self._waited(time.perf_counter() - began)

@@ -187,7 +187,7 @@ class Engine:
         elif reduction == "exact":
             self._reduction = Buckets(model, self._params, self._averaged, self._instances, waited)
         else:
-            self._reduction = Fast(model, self._averaged, self._instances, waited)
+            self._reduction = Fast(model, self._params, self._averaged, self._instances, waited)
 
     def update(self, update: int, samples: Mapping[str, Tensor], lr: float, stop: bool = False) -> bool:
         """Update number `update` (0-based); `samples`: (local replicas, accumulation, micro-batch, …).
