@@ -154,7 +154,7 @@ def test_replicas_and_accumulation_count_every_sample_once(tiny, tmp_path):
         extra = ["train.length=1up", "workload.model.dropout=0", "optim.name=momentum", "optim.lr=0.1"]
         extra.append("schedule.warmup=0")
         if tiny[0] == "neuron":
-            extra.append("workload.model.batch_norm=false")
+            extra.append("workload.model.norm.kind=none")
         run = trained(tiny, tmp_path / f"{micro}{accumulation}{replicas}", *sizes, *extra)
         weights.append(checkpoint.load_latest(run.checkpoints, print).weights)
     for other in weights[1:]:

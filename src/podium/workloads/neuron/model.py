@@ -15,6 +15,7 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from podium.errors import UserError
+from podium.layers.norm import NormSection, build_norm
 from podium.schema import Section
 
 
@@ -32,8 +33,8 @@ class NeuronModel(Section):
     lstm_layers: PositiveInt = 1
     #: lstm: consecutive time bins read in one step; 1 is the published form, with 1,600 steps in a row
     lstm_patch: PositiveInt = 16
-    #: batch norm of the features that enter the linear layers
-    batch_norm: bool = True
+    #: of the features that enter the linear layers
+    norm: NormSection = NormSection()
     #: widths of the linear layers before the last one
     linear: tuple[PositiveInt, ...] = (512, 512, 512, 256, 128)
     #: share of each linear layer's outputs zeroed in training
@@ -106,8 +107,8 @@ def build_network(
         num_features = _add_convolutions(blocks, section, num_bins, num_probes)
     else:
         num_features = _add_lstm(blocks, section, num_bins, num_probes)
-    if section.batch_norm:
-        blocks["norm"] = nn.BatchNorm1d(num_features)
+    if section.norm.kind != "none":
+        blocks["norm"] = build_norm(section.norm, num_features, dims=1)
     for number, width in enumerate(section.linear, start=1):
         blocks[f"linear{number}"] = nn.Sequential(
             nn.Linear(num_features, width), nn.ReLU(), nn.Dropout(section.dropout)

@@ -1,0 +1,257 @@
+"""Replicas that share batch-norm statistics, run side by side. Called by the engine when a model has such layers.
+
+An instance carries its replicas one after the other, but the replicas of a span need each other's sums in the middle
+of forward and backward. So each runs in a thread of its own, in lockstep: exactly one thread runs at a time, in order
+of the replica index, from one exchange to the next.
+
+    replica 0: forward ─┐ exchange            forward … backward ─┐ exchange
+    replica 1:          └ forward ─┐ exchange ↑                   └ …
+    …                              └ … ───────┘ the last adds up: tree of the local replicas, then between instances
+
+The last replica runs in the calling thread: it meets every exchange last, so when one of its gradients is complete
+those of the others are too, and messages to other instances leave from the thread that called.
+
+Each local replica has a model of its own (`twin`): parameters share memory with the original but have gradients of
+their own, and buffers are their own. The random generator is handed from replica to replica with its state.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from podium.engine.instances import Instances, naming_who_is_lost
+from podium.errors import UserError
+from podium.layers.norm import SpanBatchNorm, inside
+
+T = TypeVar("T")
+#: (tensor, number of instances) -> its sum over the aligned block of so many instances around this one
+Between = Callable[[Tensor, int], Tensor]
+
+_MESSAGE_TAG = 1
+_END = "the end"
+
+
+def largest_span(model: nn.Module) -> int:
+    """Replicas that have to run side by side; 1 when every replica can run alone."""
+    return max((layer.span for layer in model.modules() if isinstance(layer, SpanBatchNorm)), default=1)
+
+
+def check_span(span: int, num_replicas: int, num_instances: int = 1) -> None:
+    """Raises UserError unless spans are whole, and cut by the instances where the tree is."""
+    if span & (span - 1):
+        raise UserError(f"norm.span = {span} is not a power of two.")
+    if num_replicas % span:
+        raise UserError(
+            f"norm.span = {span} does not divide batch.replicas = {num_replicas}: statistics are shared by {span} "
+            "replicas each, so replicas must be a multiple of it."
+        )
+    num_local = num_replicas // num_instances
+    if num_local % span and span % num_local:
+        raise UserError(
+            f"norm.span = {span} does not fit {num_local} replicas per instance: one must be a multiple of the other; "
+            f"choose other instances than {num_instances}."
+        )
+
+
+def twin(model: nn.Module) -> nn.Module:
+    """The same model for one more replica: parameters in the same memory, gradients and buffers of its own."""
+    aliases: dict[int, Any] = {
+        id(param): nn.Parameter(param.detach(), requires_grad=param.requires_grad) for param in model.parameters()
+    }
+    return copy.deepcopy(model, aliases)
+
+
+def between_instances(instances: Instances) -> Between:
+    """Sums over aligned blocks of instances, by recursive doubling: the upper levels of the tree, the same bits in all.
+
+    Messages are a few numbers per channel, so all that counts is the number of rounds. They travel in the default
+    group, apart from the gradients, which may be on their way at the same time.
+    """
+
+    def total(tensor: Tensor, num_instances: int) -> Tensor:
+        group = torch.distributed.group.WORLD
+        assert group is not None
+        distance = 1
+        while distance < num_instances:
+            partner = instances.index ^ distance
+            received = torch.empty_like(tensor)
+            with naming_who_is_lost(partner):
+                messages = [group.recv([received], partner, _MESSAGE_TAG), group.send([tensor], partner, _MESSAGE_TAG)]
+                for message in messages:
+                    message.wait()
+            tensor = tensor + received
+            distance *= 2
+        return tensor
+
+    return total
+
+
+def run_in_lockstep(tasks: Sequence[Callable[[], T]], between: Between | None = None) -> list[T]:
+    """Runs each task as one local replica of a span, in order of the replica index; returns their results."""
+    with Lockstep(len(tasks), between) as lockstep:
+        return lockstep.run(tasks)
+
+
+class Lockstep:
+    """Threads that carry `num_local` replicas side by side; kept from update to update, as fresh threads are slow.
+
+    `between` adds up over instances when a span is larger than `num_local`.
+    """
+
+    def __init__(self, num_local: int, between: Between | None = None, device: torch.device | None = None) -> None:
+        assert num_local > 0
+        assert num_local & (num_local - 1) == 0, "the replicas of a span are a power of two"
+        self._num_local, self._between = num_local, between
+        self._generators = [torch.default_generator]
+        if device is not None and device.type != "cpu":
+            module = torch.get_device_module(device)
+            self._generators.append(module.default_generators[device.index or 0])
+        self._threads = ThreadPoolExecutor(num_local - 1, "replica") if num_local > 1 else None
+
+    def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """One task per local replica. What a task raises is raised here, after all others have been ended.
+
+        Tasks run in other threads: whatever torch keeps per thread (autocast, say) has to be entered inside of them.
+        """
+        assert len(tasks) == self._num_local
+        return _Round(tasks, self._between, self._generators).run(self._threads)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Ended(BaseException):
+    """Unwinds a replica because another one failed; not an Exception, so that no task takes it for its own."""
+
+
+class _Round:
+    """One run of the tasks: whose turn it is, what they offered, what they get."""
+
+    def __init__(
+        self, tasks: Sequence[Callable[[], Any]], between: Between | None, generators: list[torch.Generator]
+    ) -> None:
+        self._tasks, self._between, self._generators = tasks, between, generators
+        num = self._num = len(tasks)
+        self._turns = [threading.Semaphore(0) for _ in tasks]
+        self._offers: list[Tensor | None] = [None] * num
+        self._sums: list[Tensor | None] = [None] * num
+        self._results: list[Any] = [None] * num
+        #: what the first replica came to: the shape of an exchange, or the end; the others must come to the same
+        self._met: object = None
+        self._error: BaseException | None = None
+        self._random = [[generator.get_state() for generator in generators] for _ in tasks]
+        self._num_threads = torch.get_num_threads()
+
+    def run(self, threads: ThreadPoolExecutor | None) -> list[Any]:
+        last = self._num - 1
+        futures: list[Future[None]] = []
+        try:
+            for position in range(last):
+                assert threads is not None
+                futures.append(threads.submit(self._in_thread, position))
+            if last:
+                self._turns[0].release()
+                self._wait(last)
+            self._carry(last)
+        except BaseException as error:
+            self._error = self._error or error
+        finally:
+            for position, future in enumerate(futures):  # all have ended, or wait and learn of the error now
+                if self._error is not None:
+                    self._turns[position].release()
+                future.result()
+        # Layers keep their place, and so this object, in the graphs of their replicas: hold on to nothing.
+        results, failure = self._results, self._error
+        self._results, self._tasks, self._error = [], (), None
+        if failure is None:
+            return results
+        try:
+            raise failure
+        finally:
+            del failure
+
+    def exchange(self, position: int, tensor: Tensor, num_replicas: int) -> Tensor:
+        """Offers `tensor`, lets the others run up to the same place, and returns the sum."""
+        self._meet(position, (num_replicas, tensor.shape, tensor.dtype))
+        self._offers[position] = tensor
+        if position == self._num - 1:
+            self._add_up(num_replicas)
+        if self._num > 1:
+            self._leave(position)
+            self._turns[(position + 1) % self._num].release()
+            self._wait(position)
+        total = self._sums[position]
+        assert total is not None
+        self._sums[position] = None
+        return total
+
+    def _add_up(self, num_replicas: int) -> None:
+        """The tree over the replica index: pairs of local replicas, then pairs of instances."""
+        offers = [offer for offer in self._offers if offer is not None]
+        assert len(offers) == self._num
+        size = 1
+        while size < min(num_replicas, self._num):
+            offers = [offers[i] + offers[i + 1] for i in range(0, len(offers), 2)]
+            size *= 2
+        if size < num_replicas:
+            assert self._between is not None, f"a span of {num_replicas} replicas with {self._num} at hand"
+            offers = [self._between(offers[0], num_replicas // size)]
+        self._sums = [offers[position // size] for position in range(self._num)]
+        self._offers = [None] * self._num
+
+    def _in_thread(self, position: int) -> None:
+        # OpenMP counts threads per thread that calls it, and the number is part of the numerics.
+        torch.set_num_threads(self._num_threads)
+        try:
+            self._wait(position)
+            self._carry(position)
+        except BaseException as error:
+            if not isinstance(error, _Ended):
+                self._error = self._error or error
+        finally:
+            # After an error the calling thread is next, and ends the others one by one.
+            self._turns[position + 1 if self._error is None else -1].release()
+
+    def _carry(self, position: int) -> None:
+        # Backward in this very thread on every device: a device's own thread, waiting in an exchange for the other
+        # replicas, would keep them from running.
+        with inside(_Place(self, position)), torch.autograd.set_multithreading_enabled(False):
+            self._results[position] = self._tasks[position]()
+        self._meet(position, _END)
+
+    def _meet(self, position: int, what: object) -> None:
+        if position == 0:
+            self._met = what
+        assert what == self._met, f"the replicas of a span part ways: {what} and {self._met}"
+
+    def _wait(self, position: int) -> None:
+        self._turns[position].acquire()
+        if self._error is not None:
+            raise _Ended
+        for generator, state in zip(self._generators, self._random[position], strict=True):
+            generator.set_state(state)
+
+    def _leave(self, position: int) -> None:
+        self._random[position] = [generator.get_state() for generator in self._generators]
+
+
+class _Place:
+    """A replica's place in the lockstep: the `Span` that its layers see."""
+
+    def __init__(self, round_: _Round, position: int) -> None:
+        self._round, self._position = round_, position
+
+    def exchange(self, tensor: Tensor, num_replicas: int) -> Tensor:
+        return self._round.exchange(self._position, tensor, num_replicas)
