@@ -1,4 +1,4 @@
-"""The user's mistakes: exit 2, one sentence that says what is wrong, nothing left half-written. And losses that fail."""
+"""The user's mistakes: exit 2, one sentence that says what is wrong, nothing half-written. And losses that fail."""
 
 import json
 import shutil

@@ -1,6 +1,7 @@
 """A disk that is full, for real (a small tmpfs): one sentence, nothing half-written, and on after making room."""
 
 import subprocess
+from contextlib import suppress
 
 import pytest
 
@@ -33,7 +34,7 @@ class Disk:
 
     def leave_room(self, num_bytes: int) -> None:
         """Fills the disk up to so many bytes."""
-        with self._filler.open("ab", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        with self._filler.open("ab", buffering=0) as file, suppress(OSError):
             while file.write(bytes(16 * PAGE)):
                 pass
         with self._filler.open("rb+") as file:

@@ -1,0 +1,136 @@
+"""The commands as a person types them: what they print, and the exit codes a script reads."""
+
+import re
+
+import numpy as np
+import pytest
+
+from podium import __version__
+from podium.data.idx import write_idx
+from podium.recipe import load_recipe, shipped_recipes
+from podium.run import open_run
+from tests.conftest import TINY
+from tests.processes import podium_here
+from tests.workloads.test_neuron import write_published
+
+COMMANDS = ["train", "resume", "validate", "predict", "recipes", "show", "doctor", "data"]
+
+
+def printed(*args: object) -> str:
+    """Standard output of a command that must succeed."""
+    done = podium_here(*args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run whose best checkpoint is not its last."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    worsen = ["schedule.name=stepped", "schedule.at=[1ep]", "schedule.factor=[20]", "schedule.warmup=0"]
+    printed("train", *TINY["mnist"], *worsen, "log.report=true", "--out", folder)
+    run = open_run(folder)
+    assert run.summary()["valid"]["best"]["update"] < run.summary()["updates"]
+    return run
+
+
+def metric(text: str, name: str) -> float:
+    return float(re.search(rf"{name}\W+([\d.e+-]+)", text).group(1))
+
+
+def test_version_and_help_as_a_process(podium):
+    version, helped = podium("--version"), podium("--help")
+    assert version.returncode == helped.returncode == 0
+    assert version.stdout.strip() == __version__
+    for command in COMMANDS:
+        assert re.search(rf"^\W*{command}\s+\w", helped.stdout, re.MULTILINE), command
+
+
+def test_help_of_data_lists_its_commands():
+    text = printed("data", "--help")
+    assert all(command in text for command in ("make", "info", "fetch"))
+
+
+@pytest.mark.parametrize("args", [["conquer"], ["train"], ["train", "mnist", "--outt", "x"], ["data", "mine"]])
+def test_commands_and_options_that_do_not_exist_exit_2(args):
+    done = podium_here(*args)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "Usage" in done.stderr
+
+
+def test_recipes_lists_every_shipped_one_with_what_it_does():
+    text = printed("recipes")
+    for name, about in shipped_recipes():
+        assert re.search(rf"│ {re.escape(name)} +│ {re.escape(about.split()[0])}", text)
+
+
+def test_show_prints_a_recipe_that_reads_back_equal(tiny, tmp_path):
+    text = printed("show", *tiny)
+    (tmp_path / "shown.yaml").write_text(text)
+    assert load_recipe(str(tmp_path / "shown.yaml")) == load_recipe(tiny[0], tiny[1:])
+    assert printed("show", tmp_path / "shown.yaml") == text
+
+
+def test_doctor_finds_this_machine_fit():
+    text = printed("doctor")
+    assert "missing" not in text
+    for part in ("torch", "processor", "memory", "cache folder"):
+        assert part in text
+
+
+def test_training_ends_with_the_report_and_the_final_loss(tmp_path):
+    done = podium_here("train", *TINY["mnist"], "--out", tmp_path / "run")
+    summary = open_run(tmp_path / "run").summary()
+    assert done.stdout.splitlines()[-1] == f"final validation loss: {summary['valid']['last']['loss']:.4f}"
+
+
+def test_runs_are_numbered_where_no_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        printed("train", *TINY["mnist"], "train.length=1up")
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mnist-001", "mnist-002"]
+
+
+def test_validate_prints_what_the_run_measured_itself(trained):
+    summary = trained.summary()
+    text = printed("validate", trained.path)
+    assert f"after update {summary['updates']}" in text
+    assert f"{summary['valid']['last']['loss']:.6g}" in text
+    assert f"{summary['valid']['last']['accuracy']:.6g}" in text
+
+
+def test_validate_the_best_checkpoint_and_one_by_its_number(trained):
+    best = trained.summary()["valid"]["best"]
+    for which in ("best", best["update"]):
+        text = printed("validate", trained.path, "--checkpoint", which)
+        assert f"after update {best['update']}" in text
+        assert f"{best['loss']:.6g}" in text
+
+
+def test_validate_another_split(trained):
+    valid, train = (printed("validate", trained.path, "--split", split) for split in ("valid", "train"))
+    assert metric(train, "train/loss") != metric(valid, "valid/loss")
+
+
+def test_predict_draws_the_report_anew(trained):
+    trained.report_file.unlink()
+    text = printed("predict", trained.path)
+    assert trained.report_file.exists()
+    assert str(trained.report_file) in text.replace("\n", "")
+    assert len(list(trained.pictures.glob("*.png"))) >= 3
+
+
+def test_data_info_describes_published_files(tmp_path):
+    write_published(tmp_path)
+    text = printed("data", "info", tmp_path)
+    assert re.search(r"train_frames +│ 50 × 1600 × 4 +│ float16 +│ contiguous", text)
+    assert "h5nameTemplate" in text
+    assert "par14" in text
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_data_info_describes_idx_files(tmp_path, suffix):
+    write_idx(tmp_path / f"t10k-images-idx3-ubyte{suffix}", np.zeros((7, 28, 28), np.uint8))
+    text = printed("data", "info", tmp_path / f"t10k-images-idx3-ubyte{suffix}")
+    assert re.search(rf"7 × 28 × 28 +│ uint8 +│ {'gzip' if suffix else 'plain'}", text)
