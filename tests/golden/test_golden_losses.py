@@ -1,7 +1,7 @@
 """Golden losses: the first updates of every workload give the losses they always gave. Guards refactors.
 
-To the bit where torch, instruction set and processor are those of `losses.json`, else to 1e-5 (valid: 1e-4). A change that is meant to
-change numbers renews them, in the same commit:
+To the bit where torch, instruction set and processor are those of `losses.json`, else to 1e-5 (valid: 1e-4). A change
+that is meant to change numbers renews them, in the same commit:
 
     PODIUM_RENEW_GOLDEN=1 pytest tests/golden
 """
