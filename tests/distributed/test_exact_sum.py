@@ -1,0 +1,305 @@
+"""The first promise, in real processes: the same bits on any number of instances."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from podium.batch import BatchSection
+from podium.engine import buckets
+from podium.engine import instances as instances_module
+from podium.engine.instances import InstanceLost, Instances
+from podium.engine.update import Engine, PendingLosses
+from podium.errors import UserError
+from podium.optim.optimisers import OptimSection, build_optimiser, state_tensors
+from podium.workloads.base import Loss, by_dimension
+from tests.distributed.crew import Crew
+from tests.unit.test_reduce import tree_of
+
+COUNTS = [2, 4, 8]
+#: real processes: no deadline, and few examples where each costs milliseconds of messages
+MESSAGES = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module")
+def crew():
+    crew = Crew(max(COUNTS), __name__)
+    yield crew
+    crew.close()
+
+
+@pytest.fixture(scope="module", params=COUNTS)
+def joined(request, crew) -> Crew:
+    """A run of 2, 4 and 8 instances in turn; tests of the same number share it."""
+    crew.join(request.param)
+    crew.count = request.param
+    return crew
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().numpy().tobytes()
+
+
+# Sums of any tensors
+
+
+def leaf(index: int, size: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    """What replica `index` has: values over many magnitudes, zeros of both signs among them."""
+    generator = torch.Generator().manual_seed(seed * 1000 + index)
+    exponents = torch.randint(-12, 13, (size,), generator=generator)
+    values = torch.randn(size, generator=generator, dtype=torch.float64) * 10.0**exponents
+    kind = torch.randint(0, 12, (size,), generator=generator)
+    values[kind == 0] = 0.0
+    values[kind == 1] = -0.0
+    return values.to(dtype)
+
+
+def sum_on_instances(instances: Instances, cases: list, limits: dict[str, int]) -> list[bytes]:
+    for name, value in limits.items():
+        setattr(instances_module, name, value)
+    answers = []
+    for size, seed, dtype in cases:
+        flat = leaf(instances.index, size, seed, dtype)
+        instances.sum_exact(flat)
+        answers.append(flat.view(torch.uint8).numpy().tobytes() if size else b"")
+    return answers
+
+
+DOUBLING = {"_DOUBLING_BYTES": 1 << 40, "_ROUND_BYTES": 1 << 40, "_PIECE_BYTES": 1 << 20}
+HALVING = {"_DOUBLING_BYTES": -1, "_ROUND_BYTES": 0, "_PIECE_BYTES": 1 << 20}
+PIECES = {"_DOUBLING_BYTES": -1, "_ROUND_BYTES": 0, "_PIECE_BYTES": 1000}
+
+
+@pytest.mark.parametrize("limits", [DOUBLING, HALVING, PIECES], ids=["doubling", "halving", "pieces"])
+@MESSAGES
+@given(
+    sizes=st.lists(st.one_of(st.integers(0, 40), st.integers(0, 5000)), min_size=1, max_size=4),
+    seed=st.integers(0, 1000),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
+def test_sum_of_any_tensors_equals_the_tree_of_one_process(joined, limits, sizes, seed, dtype):
+    cases = [(size, seed + number, dtype) for number, size in enumerate(sizes)]
+    answers = joined.run(sum_on_instances, cases, limits)
+    for (size, case_seed, _), *sums in zip(cases, *answers, strict=True):
+        expected = tree_of([leaf(index, size, case_seed, dtype) for index in range(joined.count)])
+        assert set(sums) == {expected.view(torch.uint8).numpy().tobytes() if size else b""}
+
+
+# The engine
+
+
+class Squares:
+    """The loss of a workload that is nothing else; replicas may have counts of their own."""
+
+    def loss(self, model: nn.Module, batch) -> Loss:
+        output = model(batch["input"])
+        return Loss(((output - batch["target"]) ** 2).sum(), len(output), {"size": (output.abs().sum(), len(output))})
+
+
+class Net(nn.Module):
+    """Everything that has to come out the same: a channels-last weight, batch norm, dropout, a frozen and an unused
+    parameter, one that only some replicas use, a constant."""
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 6, 3)
+        self.norm = nn.BatchNorm1d(6 * 4)
+        self.linear = nn.Linear(6 * 4, 30)
+        self.frozen = nn.Parameter(torch.ones(30), requires_grad=False)
+        self.output = nn.Linear(30, 2)
+        self.plain = plain
+        if not plain:
+            self.unused = nn.Parameter(torch.ones(3))
+            self.sometimes = nn.Parameter(torch.zeros(30))
+        self.register_buffer("constant", torch.tensor([0.1, 0.7]))
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, input):
+        hidden = self.linear(self.norm(self.conv(input).flatten(1)))
+        hidden = nn.functional.dropout(hidden.relu(), 0.3, self.training) * self.frozen
+        if not self.plain and input[0, 0, 0, 0] > 0:
+            hidden = hidden + self.sometimes
+        return self.output(hidden)
+
+
+def trained(
+    instances: Instances,
+    num_replicas: int,
+    reduction: str = "exact",
+    optimiser_name: str = "adamw",
+    plain: bool = False,
+    stop_at: int = -1,
+) -> dict:
+    buckets._FIRST_BYTES, buckets._BUCKET_BYTES = 64, 1000  # several buckets, also of a small model
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Net(plain).train()
+    optimiser = build_optimiser(OptimSection(name=optimiser_name, lr=0.01), model, by_dimension(model))
+    share = num_replicas // instances.count
+    replicas = range(instances.index * share, (instances.index + 1) * share)
+    waits: list[float] = []
+    batch = BatchSection(micro=4, accumulation=2, replicas=num_replicas)
+    engine = Engine(
+        model, Squares(), optimiser, batch, replicas, 5, 0.5,
+        instances=instances, reduction=reduction, waited=waits.append,
+    )  # fmt: skip
+    stops, losses = [], []
+    for update in range(5):
+        generator = torch.Generator().manual_seed(update)
+        samples = {
+            "input": torch.randn(num_replicas, 2, 4, 2, 4, 4, generator=generator),
+            "target": torch.randn(num_replicas, 2, 4, 2, generator=generator),
+        }
+        local = {name: rows[replicas.start : replicas.stop] for name, rows in samples.items()}
+        stops.append(engine.update(update, local, 0.01, stop=update == stop_at and instances.index == 0))
+        if update in (1, 4):
+            losses.append(engine.collect())
+    return {
+        "weights": {name: tensor.numpy() for name, tensor in model.state_dict().items()},
+        "optimiser": {name: tensor.numpy() for name, tensor in state_tensors(optimiser, model).items()},
+        "losses": losses,
+        "means": [sums.means() for sums in losses],
+        "stops": stops,
+        "num_waits": len(waits),
+    }
+
+
+def assert_same_bits(ours: dict, theirs: dict) -> None:
+    for part in ("weights", "optimiser"):
+        assert ours[part].keys() == theirs[part].keys()
+        for name, array in theirs[part].items():
+            assert ours[part][name].tobytes() == array.tobytes(), name
+    assert ours["losses"] == theirs["losses"]
+    assert ours["means"] == theirs["means"]
+
+
+@pytest.mark.parametrize("num_replicas", [8, 24])
+def test_any_number_of_instances_gives_the_same_bits(joined, num_replicas):
+    alone = trained(Instances.alone(), num_replicas)
+    for answer in joined.run(trained, num_replicas):
+        assert_same_bits(answer, alone)
+        assert answer["num_waits"] == 5
+    assert alone["num_waits"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimiser_name", ["momentum", "rmsprop", "adam"])
+def test_same_bits_for_every_optimiser(joined, optimiser_name):
+    alone = trained(Instances.alone(), 16, "exact", optimiser_name)
+    for answer in joined.run(trained, 16, "exact", optimiser_name):
+        assert_same_bits(answer, alone)
+
+
+def test_constants_and_unused_parameters_stay_as_they_are(joined):
+    for answer in joined.run(trained, 24):
+        assert answer["weights"]["constant"].tolist() == np.float32([0.1, 0.7]).tolist()
+        assert answer["weights"]["frozen"].tolist() == [1.0] * 30
+        assert not answer["optimiser"]["exp_avg/unused"].any()
+        assert answer["optimiser"]["exp_avg/sometimes"].any()
+
+
+def test_fast_is_close_but_not_the_same(joined):
+    # Momentum, as Adam makes steps of full size from the rounding noise of a bias in front of a batch norm.
+    alone = trained(Instances.alone(), 8, "exact", "momentum", True)
+    answers = joined.run(trained, 8, "fast", "momentum", True)
+    for answer in answers:
+        assert_same_bits({**answer, "losses": [], "means": []}, {**answers[0], "losses": [], "means": []})
+        for name, array in alone["weights"].items():
+            np.testing.assert_allclose(answer["weights"][name], array, rtol=1e-3, atol=1e-4)
+    assert any(answers[0]["weights"][name].tobytes() != array.tobytes() for name, array in alone["weights"].items())
+
+
+def fast_without_all_gradients(instances: Instances) -> bool:
+    try:
+        trained(instances, 8, "fast")
+    except UserError as error:
+        return "exact" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+def test_all_instances_stop_in_the_update_in_which_one_asks(joined, reduction):
+    for answer in joined.run(trained, 8, reduction, "adamw", True, 3):
+        assert answer["stops"] == [False, False, False, True, False]
+    assert trained(Instances.alone(), 8, reduction, "adamw", True, 3)["stops"] == [False, False, False, True, False]
+
+
+# Losses
+
+
+def collect_uneven(instances: Instances, num_parts: int) -> list:
+    pending = PendingLosses()
+    for part in range(instances.index, num_parts, instances.count):
+        pending.add(part_of_validation(part))
+    first = pending.collect(instances)
+    return [first.means(), sorted(first.parts["loss"]) if first.parts else [], pending.collect(instances).parts]
+
+
+def part_of_validation(part: int) -> Loss:
+    value = torch.tensor(0.1 * 7.0**part)
+    return Loss(value, part + 1, {"accuracy": (torch.tensor(part, dtype=torch.int64), part + 1)})
+
+
+@pytest.mark.parametrize("num_parts", [0, 1, 3, 8, 13])
+def test_validation_sums_are_exact_however_the_parts_are_dealt_out(joined, num_parts):
+    alone = collect_uneven(Instances.alone(), num_parts)
+    assert alone[2] == {}
+    for answer in joined.run(collect_uneven, num_parts):
+        assert answer == alone
+
+
+def collect_not_finite(instances: Instances) -> list[float]:
+    pending = PendingLosses()
+    if instances.index == 0:
+        pending.add(Loss(torch.tensor(math.nan), 1, {"inf": (torch.tensor(-math.inf), 1)}))
+    means = pending.collect(instances).means()
+    return [means["loss"], means["inf"]]
+
+
+def test_values_that_are_not_finite_arrive(joined):
+    for loss, inf in joined.run(collect_not_finite):
+        assert math.isnan(loss)
+        assert inf == -math.inf
+
+
+def gather_and_meet(instances: Instances) -> tuple:
+    instances.barrier()
+    empty = instances.gather(torch.empty(0, 3))
+    return instances.gather(torch.full((2, 1), instances.index)).tolist(), tuple(empty.shape)
+
+
+def test_gather_keeps_the_order_of_instances(joined):
+    expected = [[[index], [index]] for index in range(joined.count)], (joined.count, 0, 3)
+    assert joined.run(gather_and_meet) == [expected] * joined.count
+
+
+# Faults; last, as they leave groups that nobody can use any more
+
+
+def test_fast_says_when_it_cannot(crew):
+    crew.join(2)
+    assert crew.run(fast_without_all_gradients) == [True, True]
+
+
+def train_without_the_last(instances: Instances) -> tuple[int | None, float] | None:
+    if instances.index == instances.count - 1:
+        return None
+    began = time.monotonic()
+    try:
+        trained(instances, 8)
+    except InstanceLost as error:
+        return error.instance, time.monotonic() - began
+    return None
+
+
+def test_a_silent_instance_is_named_in_time(crew):
+    """The error of the thread that carries gradients is raised where training waits for it."""
+    crew.join(2, timeout_s=1.5)
+    (instance, seconds), _ = crew.run(train_without_the_last)
+    assert instance == 1
+    assert seconds < 10
