@@ -1,0 +1,57 @@
+"""The documentation of recipes says what the schema says: no key is left out, none is made up."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from podium.recipe import _schema, all_keys, load_recipe, shipped_recipes
+from podium.workloads.base import WORKLOADS
+
+ROOT = Path(__file__).parents[2]
+RECIPES = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FIRST_CELL = re.compile(r"^\| `([a-z_.]+)` \|", re.MULTILINE)
+
+
+def known_keys() -> set[str]:
+    return {key for workload in WORKLOADS for key in all_keys(_schema(workload))}
+
+
+def test_every_key_of_the_schema_is_in_the_documentation():
+    sections = {key for key in known_keys() if any(other.startswith(f"{key}.") for other in known_keys())}
+    documented = set(FIRST_CELL.findall(RECIPES))
+    assert known_keys() - sections - documented == set()
+    assert all(f"`{section}`" in RECIPES for section in sections)
+
+
+def test_every_key_in_the_documentation_is_in_the_schema():
+    assert set(FIRST_CELL.findall(RECIPES)) - known_keys() == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_overrides_and_recipes_in_examples_are_real(page):
+    # lines with a prompt show what a mistake says
+    text = re.sub(r"^\$ .*$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    sections = {key.partition(".")[0] for key in known_keys()}
+    names = {name for name, _ in shipped_recipes()} | {name.partition("/")[0] for name, _ in shipped_recipes()}
+    for dotted in re.findall(r"\b([a-z]+\.[a-z_.]+)=\S", text):
+        if dotted.partition(".")[0] in sections:
+            assert dotted in known_keys(), dotted
+    for command in re.findall(r"podium (?:train|show) ([a-z0-9_/]+)(?=[\s`])", text):
+        assert command in names, command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_recipe_examples_in_the_documentation_can_be_read(tmp_path):
+    for page in PAGES:
+        for number, block in enumerate(re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
+            path = tmp_path / f"{page.stem}-{number}.yaml"
+            path.write_text(block, encoding="utf-8")
+            load_recipe(str(path))
