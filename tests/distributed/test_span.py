@@ -5,15 +5,23 @@ import threading
 import traceback
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from podium.batch import BatchSection
 from podium.engine.instances import Instances
 from podium.engine.span import Lockstep, between_instances, run_in_lockstep, twin
+from podium.engine.update import Engine
+from podium.errors import UserError
 from podium.layers.norm import SpanBatchNorm, _current
+from podium.optim.optimisers import OptimSection, build_optimiser, state_tensors
+from podium.workloads.base import Loss, by_dimension
+from tests.distributed.crew import Crew
 
 REPLICAS = 4
+Seen = list[dict[str, np.ndarray]]
 
 
 def exchanged(value: float, num_replicas: int = 2) -> float:
@@ -37,40 +45,39 @@ def network(span: int) -> nn.Module:
     )
 
 
-def one_replica(model: nn.Module, replica: int) -> dict[str, torch.Tensor]:
+def one_replica(model: nn.Module, replica: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Two micro-batches of one replica: everything that must not depend on who carries it."""
     seen = {}
     for index in range(2):
         x = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(10 * replica + index))
         torch.manual_seed(100 * replica + index)
-        y = model(x)
+        y = model(x.to(dtype))
         y.square().sum().backward()
         seen |= {f"output {index}": y.detach(), f"draw {index}": torch.rand(3)}
     seen |= {f"grad of {name}": param.grad for name, param in model.named_parameters()}
     return seen | {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
-def local_replicas(span: int, instances: Instances) -> list[dict[str, torch.Tensor]]:
+def local_replicas(instances: Instances, span: int, dtype: torch.dtype = torch.float32) -> Seen:
     """What this instance's replicas see, group after group."""
-    torch.set_num_threads(1)
-    model = network(span)
+    model = network(span).to(dtype)
     num_local = REPLICAS // instances.count
     first = instances.index * num_local
     size = min(span, num_local)
     seen = []
     with Lockstep(size, between_instances(instances)) as lockstep:
         for start in range(first, first + num_local, size):
-            replicas = [(twin(model), replica) for replica in range(start, start + size)]
+            replicas = [(twin(model), replica, dtype) for replica in range(start, start + size)]
             seen += lockstep.run([lambda of=of: one_replica(*of) for of in replicas])
-    return seen
+    return [{name: tensor.numpy() for name, tensor in replica.items()} for replica in seen]
 
 
-def assert_same(ours: list[dict], theirs: list[dict]) -> None:
+def assert_same(ours: Seen, theirs: Seen) -> None:
     assert len(ours) == len(theirs)
-    for replica, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         assert a.keys() == b.keys()
         for name in a:
-            assert torch.equal(a[name], b[name]), f"replica {replica}: {name}"
+            assert a[name].tobytes() == b[name].tobytes(), f"{place}: {name}"
 
 
 @pytest.fixture(autouse=True)
@@ -81,15 +88,141 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def crew():
+    crew = Crew(4, __name__)
+    yield crew
+    crew.close()
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def joined(request, crew) -> Crew:
+    """A run of 2 and one of 4 instances; tests of the same number share it."""
+    crew.join(request.param)
+    return crew
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("span", [2, 4])
+def test_outputs_gradients_and_statistics_have_the_same_bits_on_any_instances(joined, span, dtype):
+    """Also in float64, where no rounding to float32 hides the order of additions."""
+    parts = joined.run(local_replicas, span, dtype)
+    assert_same([replica for part in parts for replica in part], local_replicas(Instances.alone(), span, dtype))
+
+
+# The engine
+
+
+class TinyWorkload:
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> Loss:
+        return Loss((model(batch["x"]) - batch["y"]).square().sum(), len(batch["x"]))
+
+
+def trained(instances: Instances, span: int, options: dict | None = None) -> Seen:
+    """Five updates of 4 replicas, accumulation 2; a parameter that never has a gradient among them."""
+    options = options or {}
+    num_replicas = options.get("replicas", REPLICAS)
+    model = network(span)
+    model.register_parameter("unused", nn.Parameter(torch.ones(2)) if not options.get("reduction") else None)
+    optimiser = build_optimiser(OptimSection(name="adamw", lr=0.01), model, by_dimension(model))
+    batch = BatchSection(micro=3, accumulation=2, replicas=num_replicas)
+    num_local = num_replicas // instances.count
+    local = range(instances.index * num_local, (instances.index + 1) * num_local)
+    waits = []
+    engine = Engine(
+        model, TinyWorkload(), optimiser, batch, local, seed=5, clip_norm=1.0, instances=instances,
+        reduction=options.get("reduction", "exact"), waited=waits.append,
+    )  # fmt: skip
+    losses = []
+    for update in range(5):
+        generator = torch.Generator().manual_seed(update)
+        shape = (num_replicas, 2, 3)
+        samples = {
+            "x": torch.randn(*shape, 2, 4, 4, generator=generator),
+            "y": torch.randn(*shape, 3, generator=generator),
+        }
+        engine.update(update, {name: rows[local.start : local.stop] for name, rows in samples.items()}, lr=0.01)
+        losses.append([total for total, _ in engine.collect().parts["loss"]])
+    assert (instances.count == 1) == (not waits)
+    state = {name: tensor.numpy() for name, tensor in state_tensors(optimiser, model).items()}
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    return [weights | state | {"losses": np.array(losses)}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("span", [2, 4])
+def test_updates_have_the_same_bits_on_any_instances(joined, span):
+    alone = trained(Instances.alone(), span)
+    for part in joined.run(trained, span):
+        assert_same(part, alone)
+
+
+@pytest.mark.slow
+def test_more_replicas_than_spans_and_instances(joined):
+    options = {"replicas": 8}
+    alone = trained(Instances.alone(), 4, options)
+    for part in joined.run(trained, 4, options):
+        assert_same(part, alone)
+
+
+def test_the_engine_takes_spans_of_any_number_of_replicas():
+    (six,) = trained(Instances.alone(), 2, {"replicas": 6})
+    assert np.isfinite(six["losses"]).all()
+    assert six["losses"].shape == (5, 12)
+
+
+@pytest.mark.slow
+def test_fast_reduction_learns_the_same_within_rounding(crew):
+    crew.join(4)
+    options = {"reduction": "fast"}
+    (alone,) = trained(Instances.alone(), 2, options)
+    for ((part),) in crew.run(trained, 2, options):
+        np.testing.assert_allclose(part["losses"], alone["losses"], rtol=1e-3)
+    crew.join(2)
+    with pytest.raises(AssertionError, match=r"2 replicas per instance needs engine\.reduction=exact"):
+        crew.run(trained, 2, options)
+
+
+def test_a_span_makes_statistics_those_of_the_larger_micro_batch():
+    """Without dropout, 4 replicas of 3 with span 4 learn what 1 replica of 12 learns, but for rounding."""
+
+    def weights(span: int, replicas: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(3)
+        norm = SpanBatchNorm(5, span) if span > 1 else nn.BatchNorm1d(5)
+        model = nn.Sequential(nn.Linear(4, 5), norm, nn.Tanh(), nn.Linear(5, 2)).double()
+        optimiser = build_optimiser(OptimSection(name="momentum", lr=0.1), model, by_dimension(model))
+        batch = BatchSection(micro=12 // replicas, replicas=replicas)
+        engine = Engine(model, TinyWorkload(), optimiser, batch, range(replicas), seed=1)
+        for update in range(4):
+            generator = torch.Generator().manual_seed(update)
+            rows = [torch.randn(12, size, generator=generator, dtype=torch.float64) for size in (4, 2)]
+            x, y = (part.view(replicas, 1, 12 // replicas, -1) for part in rows)
+            engine.update(update, {"x": x, "y": y}, lr=0.1)
+        return model.state_dict()
+
+    one, four = weights(1, 1), weights(4, 4)
+    for name, tensor in one.items():
+        torch.testing.assert_close(four[name], tensor, rtol=1e-11, atol=1e-11)
+
+
+def test_the_engine_refuses_spans_that_do_not_fit():
+    with pytest.raises(UserError, match=r"does not divide batch\.replicas = 3"):
+        trained(Instances.alone(), 2, {"replicas": 3})
+
+
+# Replicas side by side
+
+
 def test_replicas_differ_but_share_running_statistics():
-    pairs, (first, second, third, fourth) = local_replicas(2, Instances.alone()), local_replicas(4, Instances.alone())
+    pairs, fours = (local_replicas(Instances.alone(), span) for span in (2, 4))
     for name in ("2.running_mean", "2.running_var"):
-        assert torch.equal(first[name], fourth[name])
-        assert torch.equal(pairs[0][name], pairs[1][name])
-        assert not torch.equal(pairs[0][name], pairs[2][name])
-    assert not torch.equal(first["7.running_var"], third["7.running_var"]), "this layer spans 2 of the 4"
-    assert first["2.num_batches_tracked"] == 2
-    assert not torch.equal(first["output 0"], second["output 0"])
+        assert (fours[0][name] == fours[3][name]).all()
+        assert (pairs[0][name] == pairs[1][name]).all()
+        assert (pairs[0][name] != pairs[2][name]).any()
+    assert (fours[0]["7.running_var"] != fours[2]["7.running_var"]).any(), "this layer spans 2 of the 4"
+    assert fours[0]["2.num_batches_tracked"] == 2
+    assert (fours[0]["output 0"] != fours[1]["output 0"]).any()
 
 
 def test_each_replica_draws_what_it_would_draw_alone():

@@ -174,7 +174,7 @@ def test_none_normalises_nothing():
 @pytest.mark.parametrize(
     ("keys", "part"),
     [
-        ({"span": 3}, "span = 3 is not a power of two"),
+        ({"span": 3}, r"norm\.span = 3 is not a power of two"),
         ({"kind": "group", "span": 2}, "kind: batch only"),
         ({"span": 0}, "greater than 0"),
         ({"kind": "layer"}, "'batch', 'group' or 'none'"),

@@ -17,14 +17,17 @@ their own, and buffers are their own. The random generator is handed from replic
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self, TypeVar
+from functools import partial
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from podium.engine.instances import Instances, naming_who_is_lost
+from podium.engine.reduce import Tensors, taken
 from podium.errors import UserError
 from podium.layers.norm import SpanBatchNorm, inside
 
@@ -41,7 +44,9 @@ def largest_span(model: nn.Module) -> int:
     return max((layer.span for layer in model.modules() if isinstance(layer, SpanBatchNorm)), default=1)
 
 
-def check_span(span: int, num_replicas: int, num_instances: int = 1) -> None:
+def check_span(
+    span: int, num_replicas: int, num_instances: int = 1, reduction: Literal["exact", "fast"] = "exact"
+) -> None:
     """Raises UserError unless spans are whole, and cut by the instances where the tree is."""
     if span & (span - 1):
         raise UserError(f"norm.span = {span} is not a power of two.")
@@ -54,7 +59,13 @@ def check_span(span: int, num_replicas: int, num_instances: int = 1) -> None:
     if num_local % span and span % num_local:
         raise UserError(
             f"norm.span = {span} does not fit {num_local} replicas per instance: one must be a multiple of the other; "
-            f"choose other instances than {num_instances}."
+            f"choose another number of instances than {num_instances}."
+        )
+    if reduction == "fast" and span > 1 and num_local > 1 and num_instances > 1:
+        raise UserError(
+            f"norm.span = {span} with {num_local} replicas per instance needs engine.reduction=exact: fast knows one "
+            f"model per instance, and here each of the replicas side by side has its own ({num_replicas} instances "
+            "would carry one replica each)."
         )
 
 
@@ -66,16 +77,17 @@ def twin(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, aliases)
 
 
-def between_instances(instances: Instances) -> Between:
+def between_instances(instances: Instances, waited: Callable[[float], None] = lambda seconds: None) -> Between:
     """Sums over aligned blocks of instances, by recursive doubling: the upper levels of the tree, the same bits in all.
 
     Messages are a few numbers per channel, so all that counts is the number of rounds. They travel in the default
-    group, apart from the gradients, which may be on their way at the same time.
+    group, apart from the gradients, which may be on their way at the same time. `waited` is told the seconds.
     """
 
     def total(tensor: Tensor, num_instances: int) -> Tensor:
         group = torch.distributed.group.WORLD
         assert group is not None
+        began = time.perf_counter()
         distance = 1
         while distance < num_instances:
             partner = instances.index ^ distance
@@ -86,9 +98,56 @@ def between_instances(instances: Instances) -> Between:
                     message.wait()
             tensor = tensor + received
             distance *= 2
+        waited(time.perf_counter() - began)
         return tensor
 
     return total
+
+
+class SideBySide:
+    """The local replicas of a model whose layers span `span` replicas: `size` of them at a time, each with its model.
+
+    Where a span reaches over several instances, `size` is what this one carries of it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Sequence[nn.Parameter],
+        span: int,
+        num_local: int,
+        instances: Instances,
+        waited: Callable[[float], None],
+    ) -> None:
+        """`params` in the order in which `taken` gives gradients."""
+        self.size = min(span, num_local)
+        self._lockstep = Lockstep(self.size, between_instances(instances, waited), params[0].device)
+        self._twins = [twin(model) for _ in range(self.size - 1)]
+        self._models = [*self._twins, model]
+        self._buffers = [list(of.buffers()) for of in self._models]
+        self._params = [list(params)]
+        for of in self._twins:
+            aliases = dict(zip(model.parameters(), of.parameters(), strict=True))
+            self._params.insert(-1, [aliases[param] for param in params])
+
+    def run(self, task: Callable[[nn.Module, int], T]) -> list[T]:
+        """task(model, position) for `size` replicas side by side, the original model last; all start from its buffers.
+
+        The gradients of the others stay in their own models until `taken`.
+        """
+        for params, buffers in zip(self._params[:-1], self._buffers[:-1], strict=True):
+            alike = zip(params, self._params[-1], strict=True)
+            assert all(ours.data_ptr() == original.data_ptr() for ours, original in alike), "weights have moved"
+            if buffers:
+                torch._foreach_copy_(buffers, self._buffers[-1])
+        return self._lockstep.run([partial(task, model, position) for position, model in enumerate(self._models)])
+
+    def taken(self) -> list[Tensors]:
+        """Gradients and floating-point buffers of all replicas that just ran, but for the last, in their order."""
+        return [
+            taken(params, [buffer for buffer in buffers if buffer.is_floating_point()])
+            for params, buffers in zip(self._params[:-1], self._buffers[:-1], strict=True)
+        ]
 
 
 def run_in_lockstep(tasks: Sequence[Callable[[], T]], between: Between | None = None) -> list[T]:

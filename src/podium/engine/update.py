@@ -3,6 +3,7 @@
     for each local replica:
         for each of its micro-batches: seed by place, forward, backward of the loss *sum*
         push its gradients (and buffers) onto the tree
+      (where batch norm spans several replicas, those run side by side: see `span.py`)
     join the sums of all instances, begun while the last backward still runs
     one optimiser step on (sum of gradients) / (sum of counts)
 
@@ -25,6 +26,7 @@ from podium.engine.fast import Fast
 from podium.engine.instances import Instances
 from podium.engine.randomness import seed_torch
 from podium.engine.reduce import Local, Reduction, TreeSum, replica_mean
+from podium.engine.span import SideBySide, check_span, largest_span
 from podium.optim.optimisers import Optimiser, clip_divisor, step
 from podium.schema import Section
 from podium.workloads.base import Loss, Workload
@@ -181,6 +183,8 @@ class Engine:
         share = self._num_replicas // self._instances.count
         first = self._instances.index * share
         assert replicas == range(first, first + share), "an instance carries its aligned block of replicas"
+        span = largest_span(model)
+        check_span(span, self._num_replicas, self._instances.count, reduction)
         self._reduction: Reduction
         if self._instances.count == 1:
             self._reduction = Local(model, self._params, self._averaged)
@@ -188,6 +192,9 @@ class Engine:
             self._reduction = Buckets(model, self._params, self._averaged, self._instances, waited)
         else:
             self._reduction = Fast(model, self._params, self._averaged, self._instances, waited)
+        self._side_by_side: SideBySide | None = None
+        if span > 1:
+            self._side_by_side = SideBySide(model, self._params, span, len(replicas), self._instances, waited)
 
     def update(self, update: int, samples: Mapping[str, Tensor], lr: float, stop: bool = False) -> bool:
         """Update number `update` (0-based); `samples`: (local replicas, accumulation, micro-batch, …).
@@ -216,17 +223,29 @@ class Engine:
         """
         num_local = len(self._replicas)
         start = [buffer.clone() for buffer in self._buffers] if num_local > 1 else []
+        if self._side_by_side is None:
+            self._in_turn(update, samples, start, stop)
+        else:
+            self._span_after_span(self._side_by_side, update, samples, start, stop)
+        divisor, stop = self._reduction.finish()
+        if self._num_replicas > 1:
+            before = [buffer for buffer in start if buffer.is_floating_point()] or self._averaged
+            for buffer, total, first in zip(self._averaged, self._reduction.buffer_totals, before, strict=True):
+                buffer.copy_(replica_mean(total, first, self._num_replicas))
+        return divisor, stop
+
+    def _in_turn(self, update: int, samples: Mapping[str, Tensor], start: list[Tensor], stop: bool) -> None:
+        """The local replicas one after the other."""
+        num_local = len(self._replicas)
         tree = TreeSum(num_local)
         count = 0
-        for slot, replica in enumerate(self._replicas):
+        for slot in range(num_local):
             if slot and start:
                 torch._foreach_copy_(self._buffers, start)
             for index in range(self._num_accumulation):
                 last = slot == num_local - 1 and index == self._num_accumulation - 1
                 with self._reduction.micro_batch(last):
-                    seed_torch(self._device, "micro-batch", self._seed, update, replica, index)
-                    batch = {name: rows[slot, index] for name, rows in samples.items()}
-                    loss = self._workload.loss(self._reduction.model, batch)
+                    loss = self._forward(self._reduction.model, update, slot, index, samples)
                     count += loss.count
                     if last:
                         self._reduction.start(tree, count, stop)
@@ -234,9 +253,45 @@ class Engine:
                 self._pending.add(loss)
             if slot < num_local - 1:
                 tree.push(self._reduction.take())
-        divisor, stop = self._reduction.finish()
-        if self._num_replicas > 1:
-            before = [buffer for buffer in start if buffer.is_floating_point()] or self._averaged
-            for buffer, total, first in zip(self._averaged, self._reduction.buffer_totals, before, strict=True):
-                buffer.copy_(replica_mean(total, first, self._num_replicas))
-        return divisor, stop
+
+    def _span_after_span(
+        self,
+        side_by_side: SideBySide,
+        update: int,
+        samples: Mapping[str, Tensor],
+        start: list[Tensor],
+        stop: bool,
+    ) -> None:
+        """The same where layers share statistics between replicas: those of a span run side by side."""
+        num_local, size = len(self._replicas), side_by_side.size
+        if size == 1:  # the rest of the span is on other instances
+            side_by_side.run(lambda model, position: self._in_turn(update, samples, start, stop))
+            return
+        tree = TreeSum(num_local)
+        count = 0
+        for first in range(0, num_local, size):
+            if first and start:
+                torch._foreach_copy_(self._buffers, start)
+
+            def replica(model: nn.Module, position: int, first: int = first) -> list[Loss]:
+                losses = []
+                for index in range(self._num_accumulation):
+                    losses.append(self._forward(model, update, first + position, index, samples))
+                    losses[-1].sum.backward()
+                return losses
+
+            for losses in side_by_side.run(replica):
+                for loss in losses:
+                    self._pending.add(loss)
+                    count += loss.count
+            for tensors in side_by_side.taken():
+                tree.push(tensors)
+            if first + size < num_local:
+                tree.push(self._reduction.take())
+        # Gradients are not sent while backward runs here: with several replicas per instance there is little to hide.
+        self._reduction.start(tree, count, stop)
+
+    def _forward(self, model: nn.Module, update: int, slot: int, index: int, samples: Mapping[str, Tensor]) -> Loss:
+        """Forward pass of micro-batch `index` of the local replica `slot`, with random numbers of its own."""
+        seed_torch(self._device, "micro-batch", self._seed, update, self._replicas[slot], index)
+        return self._workload.loss(model, {name: rows[slot, index] for name, rows in samples.items()})

@@ -40,9 +40,9 @@ class NormSection(Section):
     @model_validator(mode="after")
     def _meaningful(self) -> Self:
         if self.span > 1 and self.kind != "batch":
-            raise ValueError(f"span = {self.span} has a meaning with kind: batch only, not with kind: {self.kind}")
+            raise ValueError(f"norm.span = {self.span} has a meaning with kind: batch only, not with kind: {self.kind}")
         if self.span & (self.span - 1):
-            raise ValueError(f"span = {self.span} is not a power of two")
+            raise ValueError(f"norm.span = {self.span} is not a power of two")
         return self
 
 
