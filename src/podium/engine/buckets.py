@@ -1,11 +1,11 @@
-"""Gradients to the other instances while backward still runs: flat buckets, a thread that carries them, hooks.
+"""Gradients to the other instances while backward still runs: flat buckets, threads that carry them, hooks.
 
 `Engine` uses one `Buckets` when there are several instances and the reduction is exact. In an update:
 
     all local replicas but the last leave their partial sums in a `TreeSum`
     the last one's last forward pass is done: `start` fills in what is known (count, buffers), arms the hooks
-    its backward pass: a hook per parameter counts down; a complete bucket gets the local sums and goes to the thread
-    `finish`: the rest is handed over, the thread is waited for, `param.grad` becomes views of the buckets
+    its backward pass: a hook per parameter counts down; a complete bucket gets the local sums and goes to a thread
+    `finish`: the rest is handed over, the threads are waited for, `param.grad` becomes views of the buckets
 
 Buckets are filled in reverse order of the model's parameters, roughly the order of backward, and always handed over in
 the same order, which is all that instances need to agree on.
@@ -28,6 +28,8 @@ from podium.engine.reduce import Tensors, TreeSum, add_in_place, taken
 #: The first bucket is smaller, so that something is on its way early; then few large ones, as each costs some rounds.
 _FIRST_BYTES = 1 << 20
 _BUCKET_BYTES = 4 << 20
+#: threads that carry buckets in turn, so that one waits for messages while the other adds
+_LANES = 2
 #: views begin at multiples of so many elements
 _ALIGNMENT = 16
 #: An item counts as lo + 4096 · hi in two float32 elements. Sums stay exact up to 4,096 instances and 2^36 items.
@@ -43,6 +45,7 @@ class _Bucket:
     """
 
     dtype: torch.dtype
+    lane: int = 0
     num_elements: int = 0
     params: list[int] = field(default_factory=list)
     num_missing: int = 0
@@ -80,10 +83,11 @@ class Buckets:
         self._partial: list[Tensors] = []
         self._known_present: list[list[float]] | None = None
 
-        self._to_send: SimpleQueue[Tensor | None] = SimpleQueue()
+        self._to_send: list[SimpleQueue[Tensor | None]] = [SimpleQueue() for _ in self._buckets[:_LANES]]
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
-        carrier = (instances, self._to_send, self._done)
-        threading.Thread(target=_carry, args=carrier, name="gradients", daemon=True).start()
+        for lane, to_send in enumerate(self._to_send):
+            carrier = (instances, lane, to_send, self._done)
+            threading.Thread(target=_carry, args=carrier, name=f"gradients-{lane}", daemon=True).start()
         method = weakref.WeakMethod(self._on_gradient)
         handles = [
             param.register_post_accumulate_grad_hook(_weak_hook(method, index)) for index, param in enumerate(params)
@@ -138,8 +142,11 @@ class Buckets:
         for place, (index, grad) in enumerate(zip(bucket.params, grads, strict=True)):
             if grad is None and all(sums[index] is None for sums in self._partial):
                 bucket.present[place] = 0.0
+        for index, grad in zip(bucket.params, grads, strict=True):
+            if grad is not None:
+                self._params[index].grad = self._views[index]  # lets go of the gradient's own memory
         bucket.handed_over = True
-        self._to_send.put(bucket.flat)
+        self._to_send[bucket.lane].put(bucket.flat)
 
     def _sum_locally(self, indices: Sequence[int], last: Sequence[Tensor | None]) -> None:
         """views <- partial sums + those of the last replica, in the tree's order (from the right; a + b = b + a)."""
@@ -194,7 +201,8 @@ def _planned(
             if bucket.num_elements * tensor.element_size() >= (_BUCKET_BYTES if closed else _FIRST_BYTES):
                 closed.append(open_.pop(tensor.dtype))
     buckets = closed + list(open_.values())
-    for bucket in buckets:
+    for number, bucket in enumerate(buckets):
+        bucket.lane = number % _LANES
         size = bucket.num_elements + len(bucket.params)
         bucket.flat = torch.zeros(size, dtype=bucket.dtype, device=params[0].device)
         bucket.present = bucket.flat[bucket.num_elements :]
@@ -213,12 +221,15 @@ def _view(flat: Tensor, offset: int, like: Tensor) -> Tensor:
 
 
 def _carry(
-    instances: Instances, to_send: "SimpleQueue[Tensor | None]", done: "SimpleQueue[BaseException | None]"
+    instances: Instances,
+    lane: int,
+    to_send: "SimpleQueue[Tensor | None]",
+    done: "SimpleQueue[BaseException | None]",
 ) -> None:
-    """The thread: sums one flat tensor after the other; ends at None or at the first error."""
+    """A thread: sums one flat tensor after the other; ends at None or at the first error."""
     while (flat := to_send.get()) is not None:
         try:
-            instances.sum_exact(flat)
+            instances.sum_exact(flat, lane)
         except BaseException as error:
             done.put(error)
             return
@@ -234,7 +245,8 @@ def _weak_hook(method: weakref.WeakMethod, index: int) -> Callable[[Tensor], Non
     return hook
 
 
-def _end(to_send: "SimpleQueue[Tensor | None]", handles: list) -> None:
-    to_send.put(None)
+def _end(queues: "list[SimpleQueue[Tensor | None]]", handles: list) -> None:
+    for to_send in queues:
+        to_send.put(None)
     for handle in handles:
         handle.remove()

@@ -14,11 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 #: large buffers travel in pieces of so many bytes, so that one is added while the next is on its way
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 4 << 20
 #: bytes that are worth sending to save one round of messages
-_ROUND_BYTES = 1 << 17
+_ROUND_BYTES = 1 << 18
 #: above this the additions saved by halving outweigh the rounds (2 instances, where both send the same bytes)
 _DOUBLING_BYTES = 1 << 20
+#: lane n uses tag _FIRST_TAG + n of the gradient group; those below are free for others
+_FIRST_TAG = 16
 
 
 class InstanceLost(RuntimeError):
@@ -33,7 +35,7 @@ class Instances:
     """This process among `count` of them, which carry the aligned blocks of replicas in order of `index`.
 
     Collective calls: every instance makes the same ones in the same order. `sum_exact` talks over a group of its own
-    and may be called by one other thread while the main thread uses the rest.
+    and may be called by other threads while the main thread uses the rest.
     """
 
     def __init__(self, index: int, count: int, gradient_group: dist.ProcessGroup | None) -> None:
@@ -41,7 +43,7 @@ class Instances:
         self.count = count
         #: for gradients alone; None when there is only one instance
         self.gradient_group = gradient_group
-        self._received: dict[torch.dtype, Tensor] = {}
+        self._received: dict[tuple[torch.dtype, int], Tensor] = {}
 
     @classmethod
     def alone(cls) -> Self:
@@ -59,8 +61,10 @@ class Instances:
             dist.init_process_group("gloo", store=store, rank=index, world_size=count, timeout=timeout)
             return cls(index, count, dist.new_group(timeout=timeout, backend="gloo"))
 
-    def sum_exact(self, flat: Tensor) -> None:
+    def sum_exact(self, flat: Tensor, lane: int = 0) -> None:
         """Sums `flat` (one-dimensional, contiguous, the same length everywhere) over the instances, in place.
+
+        Threads may do so at the same time, each in a lane of its own.
 
         Partners are 1, 2, 4 … apart, so the additions are the upper levels of the tree over replicas, and all
         instances end with the same bits (a + b = b + a). Short buffers: recursive doubling, everything to every
@@ -71,14 +75,14 @@ class Instances:
         assert flat.dim() == 1
         assert flat.is_contiguous()
         if self._doubling_pays(flat.numel() * flat.element_size()):
-            for _ in self._double(flat, self._received_in(flat, flat.numel())):
+            for _ in self._double(flat, self._received_in(flat, flat.numel(), lane), lane):
                 pass
             return
         size = max(1, _PIECE_BYTES // flat.element_size())
         pieces = flat.split(size)
         half = (size + 1) // 2
-        received = self._received_in(flat, half * len(pieces)).split(half)
-        steps = [self._halve(piece, into) for piece, into in zip(pieces, received, strict=True)]
+        received = self._received_in(flat, half * len(pieces), lane).split(half)
+        steps = [self._halve(piece, into, lane) for piece, into in zip(pieces, received, strict=True)]
         while steps:  # every piece posts its messages before the first one waits
             steps = [step for step in steps if next(step, False)]
 
@@ -110,25 +114,26 @@ class Instances:
         extra = (num_rounds - 2 * (1 - 1 / self.count)) * num_bytes
         return num_bytes <= _DOUBLING_BYTES and extra <= num_rounds * _ROUND_BYTES
 
-    def _received_in(self, flat: Tensor, length: int) -> Tensor:
-        """The one buffer that messages are received in, grown as needed."""
-        buffer = self._received.get(flat.dtype)
+    def _received_in(self, flat: Tensor, length: int, lane: int) -> Tensor:
+        """The one buffer of a lane that messages are received in, grown as needed."""
+        buffer = self._received.get((flat.dtype, lane))
         if buffer is None or buffer.numel() < length or buffer.device != flat.device:
-            buffer = self._received[flat.dtype] = torch.empty(length, dtype=flat.dtype, device=flat.device)
+            buffer = torch.empty(length, dtype=flat.dtype, device=flat.device)
+            self._received[flat.dtype, lane] = buffer
         return buffer[:length]
 
     # Both are generators that stop at `yield` when their messages are posted and have to be waited for.
 
-    def _double(self, flat: Tensor, received: Tensor) -> Iterator[bool]:
+    def _double(self, flat: Tensor, received: Tensor, lane: int) -> Iterator[bool]:
         distance = 1
         while distance < self.count:
-            exchange = self._posted(self.index ^ distance, flat, received)
+            exchange = self._posted(lane, self.index ^ distance, flat, received)
             yield True
             exchange.wait()
             flat.add_(received)
             distance *= 2
 
-    def _halve(self, flat: Tensor, received: Tensor) -> Iterator[bool]:
+    def _halve(self, flat: Tensor, received: Tensor, lane: int) -> Iterator[bool]:
         kept: list[tuple[Tensor, Tensor]] = []  # (mine, the partner's), from the whole to the smallest part
         part, distance = flat, 1
         while distance < self.count:
@@ -137,7 +142,7 @@ class Instances:
             if self.index & distance:
                 mine, theirs = theirs, mine
             into = received[: mine.numel()]
-            exchange = self._posted(self.index ^ distance, theirs, into)
+            exchange = self._posted(lane, self.index ^ distance, theirs, into)
             yield True
             exchange.wait()
             mine.add_(into)
@@ -145,20 +150,20 @@ class Instances:
             part, distance = mine, distance * 2
         for mine, theirs in reversed(kept):
             distance //= 2
-            exchange = self._posted(self.index ^ distance, mine, theirs)
+            exchange = self._posted(lane, self.index ^ distance, mine, theirs)
             yield True
             exchange.wait()
 
-    def _posted(self, partner: int, sent: Tensor, received: Tensor) -> "_Exchange":
+    def _posted(self, lane: int, partner: int, sent: Tensor, received: Tensor) -> "_Exchange":
         assert self.gradient_group is not None, "closed"
         with naming_who_is_lost(partner):
             messages = []
-            # Messages between two instances arrive in the order they are sent, so one tag does. The group's own
-            # methods: dist.isend and dist.irecv do the same after 20 µs of checks.
+            # Messages between two instances arrive in the order they are sent, so one tag per lane
+            # does. The group's own methods: dist.isend and dist.irecv do the same after many checks.
             if received.numel():
-                messages.append(self.gradient_group.recv([received], partner, 0))
+                messages.append(self.gradient_group.recv([received], partner, _FIRST_TAG + lane))
             if sent.numel():
-                messages.append(self.gradient_group.send([sent], partner, 0))
+                messages.append(self.gradient_group.send([sent], partner, _FIRST_TAG + lane))
         return _Exchange(partner, messages)
 
 
