@@ -1,5 +1,6 @@
 """The commands, nothing else. Heavy modules are imported inside the commands, so that `podium --help` is quick."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -8,6 +9,9 @@ import typer
 
 from podium import __version__
 from podium.errors import PodiumError
+
+# torch's libraries report every failed look-up of a host name; read when they are loaded.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 app = typer.Typer(
     name="podium",

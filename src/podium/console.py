@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -49,6 +50,15 @@ def keep_log(path: Path) -> None:
 
 def log_path() -> Path | None:
     return _log
+
+
+def keep_traceback() -> None:
+    """The traceback of the exception being handled goes into the log, or on standard error where there is none."""
+    if _log is None or _log_is_console:
+        traceback.print_exc()
+    else:
+        with suppress(OSError), _log.open("a", encoding="utf-8") as file:
+            traceback.print_exc(file=file)
 
 
 def write_everything_to(path: Path) -> None:

@@ -9,7 +9,6 @@ from podium.checkpoint import Checkpoint
 from podium.console import number, out, say, show_table, warn
 from podium.errors import UserError
 from podium.evaluate import evaluate
-from podium.report import write_report
 from podium.run import Run
 from podium.train import Prepared, prepare
 from podium.workloads.base import Split, Table
@@ -35,6 +34,8 @@ def validate(run: Run, split: str, which: str) -> None:
 
 def predict(run: Run, which: str) -> None:
     """Draws the pictures of a checkpoint anew and shows its tables."""
+    from podium.report import write_report  # draws with matplotlib, which takes long to import
+
     prepared, found = _restored(run, which)
     say(f"predicting with the checkpoint of update {found.update}")
     prediction = write_report(run, prepared.workload, prepared.model, prepared.device, prepared.recipe.valid.micro)

@@ -32,7 +32,6 @@ from podium.optim.scaling import scaled_lr
 from podium.optim.schedules import Schedule, build_schedule
 from podium.progress import Lengths, Meter, Progress, facts, summary
 from podium.recipe import Recipe
-from podium.report import write_report
 from podium.run import Run, create_run, differing_conditions, environment
 from podium.telemetry import Telemetry, check_available
 from podium.topology import Topology, build_topology, resolve_device, resolve_threads, usable_cores
@@ -185,6 +184,8 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
         raise Interrupted(f"stopped by {stopped_by} after update {progress.update} and saved; `{again}` continues")
     if prepared.lead and prepared.recipe.log.report:
         with clock.phase("report"):
+            from podium.report import write_report  # draws with matplotlib, which takes long to import
+
             write_report(run, prepared.workload, prepared.model, prepared.device, prepared.recipe.valid.micro)
         _write_summary(run, prepared, progress, clock, utilisation, state)
     return run

@@ -3,15 +3,17 @@
 Called by `cli.py` when the environment says that this process is one of several.
 """
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from podium import console
 from podium.engine.instances import InstanceLost, Instances
 from podium.errors import PodiumError, UserError
 from podium.launch.failures import PEER_LOST, SILENT, Failure, write_failure
+from podium.launch.sockets import give_up_after
 from podium.topology import Place, Topology, build_topology, share_of_cores, usable_cores
 
 #: What must be the same on all instances, and how to call it.
@@ -33,6 +36,7 @@ _ALIKE = {
     "instruction_set": "instruction sets",
 }
 _BEAT_S = 0.5
+_PR_SET_PDEATHSIG = 1
 
 
 def take_place(
@@ -45,6 +49,8 @@ def take_place(
     """Runs `body` as one of the instances; returns the exit code of this process."""
     host = place.host or socket.gethostname()
     log = _quiet(place) if place.index else ""
+    if place.launch_folder is not None:
+        _end_with_launcher()
     code, message, watch = 0, "", None
     try:
         cores = place.host_cores or usable_cores()
@@ -55,18 +61,25 @@ def take_place(
         topology = build_topology(num_replicas, place.count, _hosts(others, place.local_count))
         watch = Watch(place, others)
         instances = Instances.join(dist.PrefixStore("instances", store), place.index, place.count, timeout_s)
+        give_up_after(timeout_s)
         body(topology, instances)
         instances.close()
     except PodiumError as error:
         code, message = error.exit_code, str(error)
     except BaseException as error:
-        traceback.print_exc()
+        console.keep_traceback()
         code, message = _explained(error, watch)
-        log = log or str(console.log_path() or "")
+        log = str(console.log_path() or log)
     finally:
         if watch is not None:
             watch.close()
     return _ended(place, Failure(place.index, host, code, message, "" if code in (2, 3, 75) else log))
+
+
+def _end_with_launcher() -> None:
+    """Where the launcher is killed outright, its instances are told to save and end instead of going on unseen."""
+    with suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _ended(place: Place, failure: Failure) -> int:
@@ -184,7 +197,7 @@ class Watch:
         self._stop.set()
 
     def silent(self) -> list[tuple[int, str]]:
-        """(instance, host) of those that do not count any more; those of this host are ended, as they may be stuck."""
+        """(instance, host) of those that do not count any more, though nothing says that they are dead."""
         try:
             self._store.set(f"ending/{self._index}", "yes")
             before = self._numbers()
@@ -198,23 +211,27 @@ class Watch:
         except (RuntimeError, dist.DistError):  # the store itself is out of reach: the link is cut
             own = self._hellos[self._index]["host"]
             silent = [index for index, hello in enumerate(self._hellos) if hello["host"] != own]
-        for index in silent:
-            self._end(index)
-        return [(index, str(self._hellos[index]["host"])) for index in silent]
+        return [(index, str(self._hellos[index]["host"])) for index in silent if self._lingers(index)]
 
     def _numbers(self) -> list[bytes]:
         keys = [f"beat/{index}" for index in range(len(self._hellos))]
         return [self._store.get(key) if self._store.check([key]) else b"" for key in keys]
 
-    def _end(self, index: int) -> None:
-        """A stopped process cannot hear a request to end; the agent would wait for it before starting anew."""
-        if self._hellos[index]["host"] == self._hellos[self._index]["host"]:
-            try:
-                process = psutil.Process(self._hellos[index]["pid"])
-                if process.status() == psutil.STATUS_STOPPED:
-                    process.kill()
-            except psutil.Error:
-                pass
+    def _lingers(self, index: int) -> bool:
+        """False for one that is known to be dead: that is for the launcher to tell.
+
+        One of this host that was stopped is ended: it cannot hear a request to end, and the agent would wait for it.
+        """
+        if self._hellos[index]["host"] != self._hellos[self._index]["host"]:
+            return True
+        try:
+            process = psutil.Process(self._hellos[index]["pid"])
+            status = process.status()
+            if status == psutil.STATUS_STOPPED:
+                process.kill()
+            return status != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
 
     def _beat(self) -> None:
         number = 0

@@ -38,6 +38,7 @@ from podium.console import say, warn
 from podium.errors import Interrupted, PodiumError, TrainingFailed, UserError
 from podium.launch.failures import Failure, cause, clear_failures, read_failures
 from podium.launch.plan import LaunchPlan, LaunchSection
+from podium.launch.sockets import give_up_after
 from podium.topology import launch_environment, usable_cores
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -63,6 +64,7 @@ def launch(plan: LaunchPlan, section: LaunchSection) -> None:
     os.environ.update(launch_environment(str(folder), _host_name(plan), usable_cores()))
     try:
         store = _meet(plan, section)
+        give_up_after(section.timeout)
         _assemble(plan, section, store)
         agent = _Agent(plan, section, store, folder)
         with _forwarding(agent):
@@ -120,6 +122,7 @@ class _Agent(LocalElasticAgent):
 
     def __init__(self, plan: LaunchPlan, section: LaunchSection, store: dist.Store, folder: Path) -> None:
         self._folder, self._host, self._restarts = folder, _host_name(plan), section.restarts
+        self._timeout_s = section.timeout
         self.exit_codes: dict[int, int] = {}
         address = "127.0.0.1" if plan.alone else socket.gethostbyname(plan.host)
         num_hosts = len(plan.topology.hosts)
@@ -153,6 +156,10 @@ class _Agent(LocalElasticAgent):
 
     def process_ids(self) -> list[int]:
         return list(self._pcontext.pids().values()) if self._pcontext else []
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        super()._rendezvous(worker_group)
+        give_up_after(self._timeout_s)  # it may have made new connections
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)

@@ -14,7 +14,6 @@ from podium.errors import UserError
 from podium.schema import Section
 from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
 from podium.workloads.mnist import data as mnist_data
-from podium.workloads.mnist import pictures
 from podium.workloads.mnist.model import MnistModel, Network
 
 _FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -88,6 +87,8 @@ class Workload:
         }
 
     def predict(self, model: nn.Module, outputs: Outputs, folder: Path) -> Prediction:
+        from podium.workloads.mnist import pictures  # draws with matplotlib, which takes long to import
+
         given, got = outputs("test")
         return pictures.predict(
             given["image"], given["label"], got["output"], self._class_names(), folder, self._model.output

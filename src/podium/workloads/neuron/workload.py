@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from podium.data.arrays import Source
 from podium.schema import Section
 from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
-from podium.workloads.neuron import predict
 from podium.workloads.neuron.data import NeuronData, NeuronSamples, simulate_shown
 from podium.workloads.neuron.model import NeuronModel, build_network
 
@@ -76,6 +75,8 @@ class Workload:
         }
 
     def predict(self, model: nn.Module, outputs: Outputs, folder: Path) -> Prediction:
+        from podium.workloads.neuron import predict  # draws with matplotlib, which takes long to import
+
         given, got = outputs("test", predict.MAX_SAMPLES)
         samples = self._samples
         return predict.predict(

@@ -1,0 +1,171 @@
+"""Instances that are killed, hang, or are cut off: the run starts anew by itself, or goes on when told to, to the
+same weights. `make soak` does the same with many more kills."""
+
+import os
+import random
+import signal
+import time
+
+import psutil
+import pytest
+
+from podium.recipe import load_recipe
+from podium.run import Run
+from podium.train import train
+from tests.conftest import TINY
+from tests.processes import started, until
+
+pytestmark = pytest.mark.slow
+
+NUM_KILLS = int(os.environ.get("PODIUM_KILLS", "6"))
+SAMPLES = {"mnist": "workload.data.generated_train=2048", "neuron": "workload.data.samples=1024"}
+LONG = ["batch.micro=2", "batch.accumulation=2", "batch.replicas=8", "schedule.warmup=3up", "train.length=60up",
+        "valid.every=20up", "checkpoint.every=4up", "engine.updates_per_call=2"]  # fmt: skip
+
+
+def recipe_of(workload: str) -> list[str]:
+    return [*TINY[workload], SAMPLES[workload], *LONG]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    known: dict[str, str] = {}
+
+    def weights(workload: str) -> str:
+        if workload not in known:
+            name, *overrides = recipe_of(workload)
+            run = train(load_recipe(name, overrides), tmp_path_factory.mktemp("straight") / "run")
+            known[workload] = run.summary()["weights_sha256"]
+        return known[workload]
+
+    return weights
+
+
+def instances_of(launcher: psutil.Process) -> dict[int, psutil.Process]:
+    """The instance processes of a launcher by their index."""
+    found = {}
+    for child in launcher.children(recursive=True):
+        try:
+            found[int(child.environ()["RANK"])] = child
+        except (psutil.Error, KeyError):
+            continue
+    return found
+
+
+def num_records(run: Run) -> int:
+    return run.metrics_file.read_bytes().count(b"\n") if run.metrics_file.exists() else 0
+
+
+def kill_all(process) -> None:
+    """The whole run at once, as when a machine goes down."""
+    tree = psutil.Process(process.pid)
+    everyone = [tree, *tree.children(recursive=True)]
+    for one in everyone:
+        one.kill()
+    psutil.wait_procs(everyone)
+
+
+@pytest.mark.parametrize("workload", sorted(TINY))
+def test_kills_of_the_whole_run_and_resumes_on_other_counts_end_at_the_same_weights(workload, tmp_path, undisturbed):
+    draw = random.Random(workload)
+    run, kills = Run(tmp_path / "run"), 0
+    deadline = time.monotonic() + 120 + 60 * NUM_KILLS
+    while run.summary().get("state") != "done":
+        assert time.monotonic() < deadline
+        command = ["resume", "run"] if run.recipe_file.exists() else ["train", *recipe_of(workload), "--out", "run"]
+        with started(*command, "--instances", draw.choice([1, 2, 4]), cwd=tmp_path) as launched:
+            if kills >= (NUM_KILLS + 1) // 2:
+                assert launched.ended().returncode == 0, launched.stderr
+                continue
+            aim = num_records(run) + draw.randint(1, 4)
+            until(lambda aim=aim: launched.process.poll() is not None or num_records(run) >= aim, "records")
+            if launched.process.poll() is None:
+                kill_all(launched.process)
+                kills += 1
+    assert kills >= 3
+    assert run.summary()["weights_sha256"] == undisturbed(workload)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_instance_makes_the_run_start_anew_by_itself(killed, tmp_path, undisturbed):
+    with started("train", *recipe_of("mnist"), "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
+        launched.until_records(tmp_path / "run", 6)
+        instances_of(psutil.Process(launched.process.pid))[killed].kill()
+        done = launched.ended()
+    assert done.returncode == 0, done.stderr
+    assert f"instance {killed} on " in done.stderr
+    assert "was killed by SIGKILL; starting anew from the last checkpoint (1 of 3)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert Run(tmp_path / "run").summary()["weights_sha256"] == undisturbed("mnist")
+
+
+def test_restarts_come_to_an_end(tmp_path):
+    args = ["train", *recipe_of("mnist"), "launch.restarts=0", "--instances", 2, "--out", "run"]
+    with started(*args, cwd=tmp_path) as launched:
+        launched.until_records(tmp_path / "run", 3)
+        instances_of(psutil.Process(launched.process.pid))[1].kill()
+        done = launched.ended()
+    assert done.returncode == 3
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("podium: ")]
+    assert "instance 1 on " in line
+    assert "was killed by SIGKILL" in line
+
+
+def test_a_silent_instance_is_named_within_the_timeout_and_the_run_starts_anew(tmp_path, undisturbed):
+    args = ["train", *recipe_of("mnist"), "launch.timeout=8", "--instances", 2, "--out", "run"]
+    with started(*args, cwd=tmp_path) as launched:
+        launched.until_records(tmp_path / "run", 3)
+        instances_of(psutil.Process(launched.process.pid))[1].send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        launched.until(lambda: "heard nothing from instance 1 on " in launched.stderr, "the silent instance's name")
+        assert time.monotonic() - stopped < 8 + 6
+        done = launched.ended()
+    assert done.returncode == 0, done.stderr
+    assert Run(tmp_path / "run").summary()["weights_sha256"] == undisturbed("mnist")
+
+
+def test_a_signal_to_the_launcher_saves_once_and_ends_75(tmp_path):
+    with started("train", *recipe_of("neuron"), "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
+        launched.until_records(tmp_path / "run", 3)
+        done = launched.ended(signal.SIGTERM)
+    assert done.returncode == 75, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("podium: ")]
+    assert "stopped by SIGTERM" in line
+    assert Run(tmp_path / "run").summary()["state"] == "interrupted"
+
+
+def test_instances_of_a_killed_launcher_save_and_end(tmp_path):
+    with started("train", *recipe_of("neuron"), "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
+        launched.until_records(tmp_path / "run", 3)
+        orphans = list(instances_of(psutil.Process(launched.process.pid)).values())
+        launched.ended(signal.SIGKILL)
+        _, alive = psutil.wait_procs(orphans, timeout=60)
+    assert not alive
+    assert Run(tmp_path / "run").summary()["state"] == "interrupted"
+
+
+def test_an_unexpected_error_is_told_once_with_its_traceback_in_the_log(tmp_path):
+    """Instance 1 finds its training data changed under its feet: an error of its own, that no other instance has."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    import podium.engine.update as u\n"
+        "    u.Engine.collect = lambda self: 1 / 0\n"
+    )
+    os.environ["PYTHONPATH"] = str(site)
+    try:
+        args = ["train", *recipe_of("mnist"), "launch.restarts=0", "--instances", 2, "--out", "run"]
+        with started(*args, cwd=tmp_path) as launched:
+            done = launched.ended()
+    finally:
+        del os.environ["PYTHONPATH"]
+    assert done.returncode == 3
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("podium: ")]
+    assert "instance 1 on " in line
+    assert "ZeroDivisionError" in line
+    log = (tmp_path / "run" / "log" / "instance-1.log").read_text()
+    assert "Traceback" in log
+    assert "ZeroDivisionError" in log
+    assert "Traceback" not in done.stderr

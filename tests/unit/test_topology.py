@@ -1,0 +1,131 @@
+"""Who carries what, and where a process stands: pure functions of counts and of the launcher's environment."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podium.errors import UserError
+from podium.topology import (
+    auto_instances,
+    build_topology,
+    find_place,
+    first_slurm_host,
+    possible_instances,
+    resolve_threads,
+    share_of_cores,
+)
+
+
+@given(num_replicas=st.integers(1, 4096))
+def test_every_possible_count_gives_equal_aligned_blocks(num_replicas):
+    for num_instances in possible_instances(num_replicas):
+        topology = build_topology(num_replicas, num_instances)
+        blocks = [topology.local_replicas(instance) for instance in range(num_instances)]
+        assert [replica for block in blocks for replica in block] == list(range(num_replicas))
+        assert len({len(block) for block in blocks}) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "num_instances", "hosts", "parts"),
+    [
+        (8, 3, ("a",), ["power of two", "can be: 1, 2, 4, 8"]),
+        (12, 8, ("a",), ["power of two", "can be: 1, 2, 4"]),
+        (4, 8, ("a",), ["at least one whole replica", "can be: 1, 2, 4"]),
+        (8, 1, ("a", "b"), ["2 hosts must carry equally many", "can be: 2, 4, 8"]),
+        (1, 2, ("a", "b"), ["cannot carry 1 replica exactly", "no number of instances would do"]),
+        (8, 2, ("a", "a"), ["named twice"]),
+    ],
+)
+def test_counts_that_cannot_be_exact_say_which_would(num_replicas, num_instances, hosts, parts):
+    with pytest.raises(UserError) as caught:
+        build_topology(num_replicas, num_instances, hosts)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_table_names_every_host_instance_and_replica():
+    table = build_topology(16, 8, ("a", "b")).table()
+    assert table.rows[0] == ["a", "instance 0", "replica 0 … 1"]
+    assert table.rows[4] == ["b", "instance 4", "replica 8 … 9"]
+    assert table.caption == "2 hosts · 8 instances · 16 replicas"
+
+
+def test_a_large_table_is_shortened_in_the_middle():
+    rows = build_topology(256, 256).table().rows
+    assert len(rows) < 40
+    assert rows[-1][1] == "instance 255"
+
+
+@given(threads=st.integers(1, 8), cores=st.integers(1, 64), replicas=st.sampled_from([1, 2, 4, 8, 16]))
+def test_auto_never_oversubscribes_unless_one_instance_does(threads, cores, replicas):
+    count = auto_instances(replicas, cores, threads)
+    assert count in possible_instances(replicas)
+    assert count == 1 or count * threads <= cores
+
+
+def test_threads_depend_on_cores_and_replicas_only():
+    assert resolve_threads("auto", 8, 2) == 4
+    assert resolve_threads("auto", 2, 8) == 1
+    assert resolve_threads(3, 2, 8) == 3
+
+
+@given(num_cores=st.integers(1, 32), local_count=st.integers(1, 32))
+def test_instances_of_a_host_share_its_cores_without_overlap(num_cores, local_count):
+    cores = tuple(range(100, 100 + num_cores))
+    shares = [share_of_cores(cores, index, local_count) for index in range(local_count)]
+    assert all(shares)
+    if num_cores >= local_count:
+        taken = [core for share in shares for core in share]
+        assert len(taken) == len(set(taken))
+        assert len({len(share) for share in shares}) == 1
+
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NNODES": "2",
+    "SLURM_NODELIST": "gpu[003-004]",
+    "SLURM_JOB_ID": "77",
+    "SLURMD_NODENAME": "gpu004",
+}
+
+
+def test_place_from_torchs_launcher():
+    place = find_place(TORCHRUN)
+    assert (place.index, place.count, place.local_index, place.local_count) == (3, 4, 1, 2)
+    assert (place.address, place.port, place.store_kept, place.attempt) == ("10.0.0.1", 29500, True, 2)
+
+
+def test_place_from_slurm():
+    place = find_place(SLURM)
+    assert (place.index, place.count, place.local_index, place.local_count) == (5, 8, 1, 4)
+    assert (place.address, place.host, place.store_kept) == ("gpu003", "gpu004", False)
+
+
+@pytest.mark.parametrize("env", [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, {"SLURM_PROCID": "0"}])
+def test_a_person_has_no_place(env):
+    assert find_place(env) is None
+
+
+def test_an_incomplete_environment_is_one_sentence():
+    with pytest.raises(UserError, match="environment is incomplete"):
+        find_place({"RANK": "0", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("a", "a"), ("a,b", "a"), ("gpu[003-007,9],login", "gpu003"), ("n[1,5]x", "n1x"), ("rack1-n[02]", "rack1-n02")],
+)
+def test_first_host_of_slurms_compressed_list(hosts, first):
+    assert first_slurm_host(hosts) == first
