@@ -64,7 +64,10 @@ def test_equals_one_big_batch(num_replicas, micro_batch, channels, sizes, offset
     given_x = x.clone().requires_grad_()
     y = big(given_x)
     y.backward(dy)
-    close = {"rtol": 1e-11, "atol": 1e-11}
+    # The variance of few values far from zero is known to fewer digits.
+    var, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
+    tolerance = 1e-12 * max(1.0, (mean.square() / (var + big.eps)).max().item() / 100)
+    close = {"rtol": tolerance, "atol": tolerance}
     torch.testing.assert_close(torch.cat([part[0] for part in got]), y.detach(), **close)
     torch.testing.assert_close(torch.cat([part[1] for part in got]), given_x.grad, **close)
     torch.testing.assert_close(sum(part[2] for part in got), big.weight.grad, **close)
