@@ -186,6 +186,3 @@ def naming_who_is_lost(instance: int | None) -> Iterator[None]:
         yield
     except RuntimeError as error:  # gloo's; a timeout of the store is one too
         raise InstanceLost(instance, str(error)) from error
-
-
-_naming_who_is_lost = naming_who_is_lost  # for importers of the first version
