@@ -23,6 +23,7 @@ from podium.data.feed import Feed, samples_per_block, train_blocks
 from podium.engine.agree import agreed
 from podium.engine.instances import Instances
 from podium.engine.randomness import seed_torch
+from podium.engine.span import check_span, largest_span
 from podium.engine.update import Engine, Sums
 from podium.errors import Interrupted, TrainingFailed, UserError
 from podium.evaluate import evaluate
@@ -138,6 +139,7 @@ def prepare(
 
     seed_torch(device, "weights", recipe.seed)
     model = workload.build_model().to(device).train()
+    check_span(largest_span(model), topology.num_replicas, topology.num_instances, recipe.engine.reduction)
     optimiser = build_optimiser(recipe.optim, model, workload.param_groups(model))
     base_lr = scaled_lr(
         lr=recipe.optim.lr,

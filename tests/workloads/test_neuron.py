@@ -383,6 +383,7 @@ def made(monkeypatch):
         calls.append(folder)
         write_published(folder, cell)
         progress(samples, samples)
+        return simulate.DatasetInfo(folder, folder, samples, 0.5)
 
     monkeypatch.setattr(simulate, "make_dataset", make_dataset)
     return calls
@@ -420,7 +421,7 @@ def test_makers_at_the_same_time_agree_on_one_data_set(cache, made, monkeypatch)
 
     def make_dataset(folder, samples, **options):
         together.wait(timeout=20)
-        plain(folder, samples, **options)
+        return plain(folder, samples, **options)
 
     monkeypatch.setattr(simulate, "make_dataset", make_dataset)
     folders = []
