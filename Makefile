@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test test-fast check setup setup-test format clean
+.PHONY: run test test-fast soak check setup setup-test format clean
 
 run: setup
 	$(BIN)/podium train neuron/quick
@@ -23,6 +23,7 @@ setup-test: .venv/.installed-test
 .venv/.installed-test: .venv/.installed
 	@echo "installing what the tests need into .venv (once)"
 	$(PIP) -e '.[test]'
+	@./scripts/test-packages
 	@touch $@
 
 test: setup-test check
@@ -31,6 +32,9 @@ test: setup-test check
 
 test-fast: setup-test
 	$(BIN)/pytest -m "not slow" -q
+
+soak: setup-test
+	PODIUM_KILLS=50 $(BIN)/pytest tests/faults/test_lost_instances.py -k kills
 
 check: setup-test
 	$(BIN)/ruff check
