@@ -33,9 +33,10 @@ from podium import console
 from podium.data.arrays import empty_buffers
 from podium.data.idx import write_idx
 from podium.engine.randomness import seed_torch
+from podium.prepare import prepare
 from podium.recipe import Recipe, load_recipe
 from podium.run import environment
-from podium.train import prepare, train
+from podium.train import train
 
 RESULTS = Path(__file__).parent / "results" / "overhead.md"
 TARGET = 0.97

@@ -11,6 +11,7 @@ import torch
 from podium import __version__
 from podium import train as training
 from podium.console import show_table, warn
+from podium.data.hdf5 import share_memory
 from podium.engine.instances import Instances
 from podium.errors import UserError
 from podium.inspect_run import tell_end
@@ -119,6 +120,7 @@ def _as_instance(place: Place, recipe: Recipe, body: Callable[[Topology, Instanc
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
     }
     cores = len(place.host_cores or usable_cores())
+    share_memory(place.local_count)
 
     def run(topology: Topology, instances: Instances) -> None:
         done = body(replace(topology, host_cores=cores), instances)

@@ -9,8 +9,8 @@ from podium.checkpoint import Checkpoint
 from podium.console import number, out, say, show_table, warn
 from podium.errors import UserError
 from podium.evaluate import evaluate
+from podium.prepare import Prepared, prepare
 from podium.run import Run
-from podium.train import Prepared, prepare
 from podium.workloads.base import Split, Table
 
 

@@ -268,9 +268,25 @@ def all_keys(schema: type[Section], prefix: str = "") -> Iterator[str]:
             yield from all_keys(kind, f"{dotted}.")
 
 
+#: what other systems call it
+_ELSEWHERE = {
+    "learning_rate": "optim.lr",
+    "batch_size": "batch.micro",
+    "micro_batch": "batch.micro",
+    "gradient_accumulation": "batch.accumulation",
+    "global_batch": "batch.global",
+    "num_replicas": "batch.replicas",
+    "epochs": "train.length",
+    "optimizer": "optim.name",
+    "wd": "optim.weight_decay",
+}
+
+
 def _nearest(dotted: str, keys: list[str]) -> str | None:
     """The valid key most likely meant: the same name in another section, or a similar spelling."""
     leaf, keys = dotted.rpartition(".")[2], [key for key in keys if key != dotted]
+    if leaf in _ELSEWHERE and _ELSEWHERE[leaf] in keys:
+        return _ELSEWHERE[leaf]
     same_leaf = [key for key in keys if key.rpartition(".")[2] == leaf]
     if same_leaf:  # what is written may be the end of it (`model.dropout`); else the first section that has it
         return next((key for key in same_leaf if key.endswith(f".{dotted}")), same_leaf[0])

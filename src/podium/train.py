@@ -10,58 +10,27 @@ import math
 import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from podium import checkpoint, console
 from podium.clock import Clock, Utilisation
-from podium.data.arrays import Source
 from podium.data.feed import Feed, samples_per_block, train_blocks
 from podium.engine.agree import agreed
 from podium.engine.instances import Instances
-from podium.engine.randomness import seed_torch
-from podium.engine.span import check_span, largest_span
 from podium.engine.update import Engine, Sums
 from podium.errors import Interrupted, TrainingFailed, UserError
 from podium.evaluate import evaluate
 from podium.interrupt import StopRequest
-from podium.optim.optimisers import Optimiser, build_optimiser
-from podium.optim.scaling import scaled_lr
-from podium.optim.schedules import Schedule, build_schedule
-from podium.progress import Lengths, Meter, Progress, facts, summary
+from podium.prepare import Prepared, prepare, threads_per_replica
+from podium.progress import Meter, Progress, facts, summary
 from podium.recipe import Recipe
 from podium.run import Run, create_run, differing_conditions, environment
 from podium.telemetry import Telemetry, check_available
-from podium.topology import Topology, build_topology, resolve_device, resolve_threads, usable_cores
-from podium.workloads.base import Workload, workload_class
+from podium.topology import Topology, usable_cores
 
 _KEPT = "earlier checkpoints are kept: a smaller optim.lr or an optim.clip_norm may help"
-
-
-@dataclass
-class Prepared:
-    """Everything a run needs, built from the recipe alone."""
-
-    recipe: Recipe
-    workload: Workload
-    samples: Source
-    valid_samples: Source
-    model: nn.Module
-    optimiser: Optimiser
-    schedule: Schedule
-    topology: Topology
-    instances: Instances
-    device: torch.device
-    threads: int
-    lengths: Lengths
-
-    @property
-    def lead(self) -> bool:
-        """Instance 0 alone writes files and speaks."""
-        return self.instances.index == 0
 
 
 def train(
@@ -80,7 +49,7 @@ def train(
     if agreed(instances, {"again": again and run.recipe_file.exists()})["again"]:
         return resume(run, recipe, topology, instances)
     check_available(recipe.log)
-    threads = agreed(instances, {"threads": _threads(recipe, topology)})["threads"]
+    threads = agreed(instances, {"threads": threads_per_replica(recipe, topology)})["threads"]
     prepared = prepare(recipe, topology, instances, threads)
     if instances.index == 0:
         run = create_run(out, recipe, environment(prepared.threads, prepared.device))
@@ -98,7 +67,7 @@ def resume(
     lead = instances.index == 0
     with run.locked() if lead else nullcontext():  # from before the checkpoints are looked at: another may be saving
         recorded = run.environment() if lead else {}
-        threads = recorded.get("threads_per_replica") or _threads(recipe, topology)
+        threads = recorded.get("threads_per_replica") or threads_per_replica(recipe, topology)
         prepared = prepare(recipe, topology, instances, agreed(instances, {"threads": threads})["threads"])
         differing = differing_conditions(recorded, environment(prepared.threads, prepared.device)) if lead else []
         if differing:
@@ -112,52 +81,6 @@ def resume(
         else:
             console.say(f"resuming {run.path} after update {found.update} of {total}")
         return _train(run, prepared, clock, found)
-
-
-def prepare(
-    recipe: Recipe, topology: Topology | None = None, instances: Instances | None = None, threads: int | None = None
-) -> Prepared:
-    """Builds everything, touching no run folder: whatever is wrong with the recipe or the data shows here."""
-    device = resolve_device(recipe.engine.device)
-    topology = topology or build_topology(recipe.batch.num_replicas)
-    threads = threads or _threads(recipe, topology)
-    torch.set_num_threads(threads)
-
-    workload: Workload = workload_class(recipe.workload.name)(recipe.workload.model, recipe.workload.data)
-    samples, valid_samples = workload.source("train"), workload.source("valid")
-    global_batch = recipe.batch.global_batch
-    updates_per_epoch = len(samples) // global_batch
-    if updates_per_epoch == 0:
-        raise UserError(
-            f"there are {len(samples)} training samples, not enough for one update of {global_batch} "
-            f"(micro-batch {recipe.batch.micro_batch} × accumulation {recipe.batch.num_accumulation} × "
-            f"replicas {recipe.batch.num_replicas})"
-        )
-    total_updates = recipe.train.length.updates(updates_per_epoch=updates_per_epoch, global_batch=global_batch)
-    if total_updates == 0:
-        raise UserError(f"train.length = {recipe.train.length} is no update at all")
-
-    seed_torch(device, "weights", recipe.seed)
-    model = workload.build_model().to(device).train()
-    check_span(largest_span(model), topology.num_replicas, topology.num_instances, recipe.engine.reduction)
-    optimiser = build_optimiser(recipe.optim, model, workload.param_groups(model))
-    base_lr = scaled_lr(
-        lr=recipe.optim.lr,
-        lr_exponent=recipe.optim.lr_exponent,
-        scale=recipe.optim.scale,
-        base_batch=recipe.optim.base_batch,
-        global_batch=global_batch,
-    )
-    schedule = build_schedule(recipe.schedule, base_lr, total_updates, updates_per_epoch, global_batch)
-    return Prepared(
-        recipe, workload, samples, valid_samples, model, optimiser, schedule, topology,
-        instances or Instances.alone(), device, threads, Lengths(updates_per_epoch, total_updates, global_batch),
-    )  # fmt: skip
-
-
-def _threads(recipe: Recipe, topology: Topology | None) -> int:
-    cores = topology.host_cores if topology and topology.host_cores else len(usable_cores())
-    return resolve_threads(recipe.engine.threads, cores, recipe.batch.num_replicas)
 
 
 def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpoint | None) -> Run:

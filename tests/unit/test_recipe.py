@@ -54,6 +54,7 @@ def test_base_that_goes_round_in_a_circle_is_an_error(tmp_path):
     ("override", "parts"),
     [
         ("optim.lrr=3", ["command line", "unknown key optim.lrr", "did you mean optim.lr?"]),
+        ("optim.learning_rate=3", ["unknown key optim.learning_rate", "did you mean optim.lr?"]),
         ("micro=3", ["unknown key micro", "did you mean batch.micro?"]),
         ("optim.micro=3", ["unknown key optim.micro", "did you mean batch.micro?"]),
         ("workload.model.droput=0.1", ["unknown key workload.model.droput", "workload.model.dropout"]),

@@ -14,9 +14,10 @@ from podium.data.arrays import empty_buffers
 from podium.data.order import order
 from podium.engine.randomness import seed_torch
 from podium.errors import Interrupted
+from podium.prepare import prepare
 from podium.recipe import load_recipe
 from podium.run import open_run
-from podium.train import prepare, resume, train
+from podium.train import resume, train
 from podium.workloads.base import WORKLOADS
 from tests.conftest import TINY
 

@@ -30,6 +30,8 @@ _READ_BYTES = 64 * 2**20
 _CHUNK_CACHE_BYTES = 16 * 2**20
 _GB = 10**9
 
+_num_sharers = 1
+
 
 @dataclass(frozen=True)
 class Hdf5Array:
@@ -68,7 +70,7 @@ class Hdf5Source:
             name: Field(_delivered_shape(datasets[name], arrays[name]), np.float32) for name in arrays
         }
 
-        budget = psutil.virtual_memory().available // 2 if memory_budget is None else memory_budget
+        budget = psutil.virtual_memory().available // (2 * _num_sharers) if memory_budget is None else memory_budget
         #: bytes of samples held in memory
         self.resident_bytes = 0
         self._rows: dict[str, _Rows] = {}
@@ -91,6 +93,12 @@ class Hdf5Source:
     def gather(self, samples: NDArray[np.int64], out: Arrays) -> None:
         for name, rows in self._rows.items():
             rows.read(samples, out[name])
+
+
+def share_memory(num_processes: int) -> None:
+    """So many instances of this host open their samples at the same time: the default budget is divided by them."""
+    global _num_sharers
+    _num_sharers = num_processes
 
 
 def budget_bytes(memory_budget_gb: float | None) -> int | None:

@@ -1,0 +1,92 @@
+"""Everything a run needs, built from the recipe alone: nothing on disk is touched but the data that is read.
+
+`train.py` begins with it; validation and prediction of a finished run do too.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from podium.data.arrays import Source
+from podium.engine.instances import Instances
+from podium.engine.randomness import seed_torch
+from podium.engine.span import check_span, largest_span
+from podium.errors import UserError
+from podium.optim.optimisers import Optimiser, build_optimiser
+from podium.optim.scaling import scaled_lr
+from podium.optim.schedules import Schedule, build_schedule
+from podium.progress import Lengths
+from podium.recipe import Recipe
+from podium.topology import Topology, build_topology, resolve_device, resolve_threads, usable_cores
+from podium.workloads.base import Workload, workload_class
+
+
+@dataclass
+class Prepared:
+    """Everything a run needs, built from the recipe alone."""
+
+    recipe: Recipe
+    workload: Workload
+    samples: Source
+    valid_samples: Source
+    model: nn.Module
+    optimiser: Optimiser
+    schedule: Schedule
+    topology: Topology
+    instances: Instances
+    device: torch.device
+    threads: int
+    lengths: Lengths
+
+    @property
+    def lead(self) -> bool:
+        """Instance 0 alone writes files and speaks."""
+        return self.instances.index == 0
+
+
+def prepare(
+    recipe: Recipe, topology: Topology | None = None, instances: Instances | None = None, threads: int | None = None
+) -> Prepared:
+    """Builds everything, touching no run folder: whatever is wrong with the recipe or the data shows here."""
+    device = resolve_device(recipe.engine.device)
+    topology = topology or build_topology(recipe.batch.num_replicas)
+    threads = threads or threads_per_replica(recipe, topology)
+    torch.set_num_threads(threads)
+
+    workload: Workload = workload_class(recipe.workload.name)(recipe.workload.model, recipe.workload.data)
+    samples, valid_samples = workload.source("train"), workload.source("valid")
+    global_batch = recipe.batch.global_batch
+    updates_per_epoch = len(samples) // global_batch
+    if updates_per_epoch == 0:
+        raise UserError(
+            f"there are {len(samples)} training samples, not enough for one update of {global_batch} "
+            f"(micro-batch {recipe.batch.micro_batch} × accumulation {recipe.batch.num_accumulation} × "
+            f"replicas {recipe.batch.num_replicas})"
+        )
+    total_updates = recipe.train.length.updates(updates_per_epoch=updates_per_epoch, global_batch=global_batch)
+    if total_updates == 0:
+        raise UserError(f"train.length = {recipe.train.length} is no update at all")
+
+    seed_torch(device, "weights", recipe.seed)
+    model = workload.build_model().to(device).train()
+    check_span(largest_span(model), topology.num_replicas, topology.num_instances, recipe.engine.reduction)
+    optimiser = build_optimiser(recipe.optim, model, workload.param_groups(model))
+    base_lr = scaled_lr(
+        lr=recipe.optim.lr,
+        lr_exponent=recipe.optim.lr_exponent,
+        scale=recipe.optim.scale,
+        base_batch=recipe.optim.base_batch,
+        global_batch=global_batch,
+    )
+    schedule = build_schedule(recipe.schedule, base_lr, total_updates, updates_per_epoch, global_batch)
+    return Prepared(
+        recipe, workload, samples, valid_samples, model, optimiser, schedule, topology,
+        instances or Instances.alone(), device, threads, Lengths(updates_per_epoch, total_updates, global_batch),
+    )  # fmt: skip
+
+
+def threads_per_replica(recipe: Recipe, topology: Topology | None) -> int:
+    """As the recipe says, or what `auto` is on this host."""
+    cores = topology.host_cores if topology and topology.host_cores else len(usable_cores())
+    return resolve_threads(recipe.engine.threads, cores, recipe.batch.num_replicas)
