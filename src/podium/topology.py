@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -199,10 +200,26 @@ def first_slurm_host(hosts: str) -> str:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Cores this process may use (a container or a scheduler may have given fewer than there are)."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+    """Cores this process may use (a container or a scheduler may have given fewer than there are).
+
+    Those of one NUMA node stand together, so that neighbouring cores share memory; what an instance bound to them
+    touches first is then kept near them by the system.
+    """
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return by_numa_node(
+        cores, [path.read_text() for path in sorted(Path("/sys/devices/system/node").glob("node*/cpulist"))]
+    )
+
+
+def by_numa_node(cores: set[int], core_lists: list[str]) -> tuple[int, ...]:
+    """`cores`, node after node; `core_lists` are the nodes' cores as the system writes them: `0-3,8`."""
+    node_of = {
+        core: node
+        for node, text in enumerate(core_lists)
+        for first, _, last in (part.partition("-") for part in text.strip().split(",") if part)
+        for core in range(int(first), int(last or first) + 1)
+    }
+    return tuple(sorted(cores, key=lambda core: (node_of.get(core, len(core_lists)), core)))
 
 
 def resolve_threads(threads: int | str, num_cores: int, num_replicas: int) -> int:

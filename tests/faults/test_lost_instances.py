@@ -124,9 +124,16 @@ def test_a_silent_instance_is_named_within_the_timeout_and_the_run_starts_anew(t
     assert Run(tmp_path / "run").summary()["weights_sha256"] == undisturbed("mnist")
 
 
+def listening(process: psutil.Process) -> set[str]:
+    return {c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+
+
 def test_a_signal_to_the_launcher_saves_once_and_ends_75(tmp_path):
     with started("train", *recipe_of("neuron"), "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 3)
+        launcher = psutil.Process(launched.process.pid)
+        addresses = set.union(*map(listening, [launcher, *instances_of(launcher).values()]))
+        assert addresses == {"127.0.0.1"}  # on one host nobody else is listened to
         done = launched.ended(signal.SIGTERM)
     assert done.returncode == 75, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("podium: ")]

@@ -8,6 +8,7 @@ from podium.errors import UserError
 from podium.topology import (
     auto_instances,
     build_topology,
+    by_numa_node,
     find_place,
     first_slurm_host,
     possible_instances,
@@ -78,6 +79,19 @@ def test_instances_of_a_host_share_its_cores_without_overlap(num_cores, local_co
         taken = [core for share in shares for core in share]
         assert len(taken) == len(set(taken))
         assert len({len(share) for share in shares}) == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "lists", "ordered"),
+    [
+        ({0, 1, 2, 3}, ["0-3\n"], (0, 1, 2, 3)),
+        ({0, 1, 2, 3}, ["0,2\n", "1,3\n"], (0, 2, 1, 3)),
+        ({1, 3, 4, 9}, ["0-1,8-9\n", "2-7\n"], (1, 9, 3, 4)),
+        ({5, 2}, [], (2, 5)),
+    ],
+)
+def test_cores_of_one_numa_node_stand_together(cores, lists, ordered):
+    assert by_numa_node(cores, lists) == ordered
 
 
 TORCHRUN = {
