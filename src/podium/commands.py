@@ -33,12 +33,14 @@ def train(name: str, overrides: list[str], out: Path | None, num_instances: str,
     """Trains in a new folder."""
     recipe = load_recipe(name, overrides)
     place = find_place(os.environ)
+    # Under a launcher all instances choose before they meet, and instance 0 makes the folder after: they agree.
+    folder = out or next_free_folder(Path("runs"), name)
     if place is not None:
-        folder = out or Path("runs") / f"{next_free_folder(Path('runs'), name).name}"
         again = place.attempt > 0
+        if again and out is None:
+            raise UserError("the launcher has started the instances anew: give --out, so that they find their run")
         _as_instance(place, recipe, lambda topo, them: training.train(recipe, folder, topo, them, again=again))
         return
-    folder = out or next_free_folder(Path("runs"), name)
     if not join:
         check_free(folder)
     topology = _topology(recipe, num_instances, hosts)

@@ -133,10 +133,6 @@ class Place:
     #: where Podium's launcher wants to find what went wrong; None under other launchers
     launch_folder: str | None = None
 
-    @property
-    def first_of_host(self) -> bool:
-        return self.local_index == 0
-
 
 def find_place(env: Mapping[str, str]) -> Place | None:
     """The place that torch's launcher, Podium's or Slurm gave to this process; None when a person started it."""
