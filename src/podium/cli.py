@@ -30,7 +30,10 @@ Overrides = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Overrides such as optim.lr=2e-3.", show_default=False),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-NumInstances = Annotated[str, typer.Option(help="Processes in all, or `auto`: as many as keep the cores busy.")]
+NumInstances = Annotated[
+    str | None,
+    typer.Option(help="Processes in all, or `auto`: as many as keep the cores busy.", show_default="as few as can be"),
+]
 Hosts = Annotated[
     str | None, typer.Option(help="Hosts that share the instances, e.g. a,b; the first is where they meet.")
 ]
@@ -75,9 +78,9 @@ def train(
     recipe: RecipeName,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the new run [default: the next free one in runs/].")
+        Path | None, typer.Option(help="Folder of the new run.", show_default="the next free one in runs/")
     ] = None,
-    instances: NumInstances = "1",
+    instances: NumInstances = None,
     hosts: Hosts = None,
     join: Join = False,
 ) -> None:
@@ -88,7 +91,7 @@ def train(
 
 
 @app.command()
-def resume(run: RunFolder, instances: NumInstances = "1", hosts: Hosts = None, join: Join = False) -> None:
+def resume(run: RunFolder, instances: NumInstances = None, hosts: Hosts = None, join: Join = False) -> None:
     """Continue a run from its newest good checkpoint, on any number of instances."""
     from podium import commands
 
@@ -97,9 +100,9 @@ def resume(run: RunFolder, instances: NumInstances = "1", hosts: Hosts = None, j
 
 @app.command()
 def topology(
-    recipe: RecipeName, overrides: Overrides = None, instances: NumInstances = "1", hosts: Hosts = None
+    recipe: RecipeName, overrides: Overrides = None, instances: NumInstances = None, hosts: Hosts = None
 ) -> None:
-    """Draw which host and instance carries which replicas."""
+    """Draw which host and instance carries which replicas, and which stage of them."""
     from podium import commands
 
     commands.topology(recipe, overrides or [], instances, hosts)
@@ -178,7 +181,7 @@ def data_info(path: Annotated[Path, typer.Argument(help="A data file or a folder
 @data_app.command("fetch")
 def data_fetch(
     name: Annotated[str, typer.Argument(help="A data set, e.g. mnist.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to put it in [default: the cache].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to put it in.", show_default="the cache")] = None,
 ) -> None:
     """Download a data set, checked and resumable."""
     from podium.data_commands import fetch_with_progress

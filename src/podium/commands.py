@@ -16,6 +16,7 @@ from podium.engine.instances import Instances
 from podium.errors import UserError
 from podium.inspect_run import tell_end
 from podium.launch.plan import plan_launch, ssh_commands
+from podium.parallel import check_trainable
 from podium.recipe import Recipe, load_recipe
 from podium.run import Run, check_free, next_free_folder, open_run
 from podium.topology import (
@@ -24,14 +25,18 @@ from podium.topology import (
     auto_instances,
     build_topology,
     find_place,
+    possible_instances,
     resolve_threads,
     usable_cores,
 )
 
 
-def train(name: str, overrides: list[str], out: Path | None, num_instances: str, hosts: str | None, join: bool) -> None:
+def train(
+    name: str, overrides: list[str], out: Path | None, num_instances: str | None, hosts: str | None, join: bool
+) -> None:
     """Trains in a new folder."""
     recipe = load_recipe(name, overrides)
+    check_trainable(recipe.parallel)
     place = find_place(os.environ)
     # Under a launcher all instances choose before they meet, and instance 0 makes the folder after: they agree.
     folder = out or next_free_folder(Path("runs"), name)
@@ -50,7 +55,7 @@ def train(name: str, overrides: list[str], out: Path | None, num_instances: str,
     _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join)
 
 
-def resume(path: Path, num_instances: str, hosts: str | None, join: bool) -> None:
+def resume(path: Path, num_instances: str | None, hosts: str | None, join: bool) -> None:
     """Continues a run on any number of instances."""
     run = open_run(path)
     recipe = run.recipe()
@@ -65,24 +70,28 @@ def resume(path: Path, num_instances: str, hosts: str | None, join: bool) -> Non
     _launch(recipe, topology, ["resume", str(path)], path, hosts, join)
 
 
-def topology(name: str, overrides: list[str], num_instances: str, hosts: str | None) -> None:
+def topology(name: str, overrides: list[str], num_instances: str | None, hosts: str | None) -> None:
     """Draws who carries what."""
     show_table(_topology(load_recipe(name, overrides), num_instances, hosts).table())
 
 
-def _topology(recipe: Recipe, num_instances: str, hosts: str | None) -> Topology:
+def _topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> Topology:
+    """As many instances as asked for; where nothing is asked, as few as the stages and hosts allow."""
     names = tuple(name.strip() for name in hosts.split(",")) if hosts else ("this host",)
     if not all(names):
         raise UserError(f"--hosts {hosts}: expected names separated by commas")
-    num_replicas, cores = recipe.batch.num_replicas, len(usable_cores())
-    if num_instances == "auto":
+    num_replicas, num_stages = recipe.batch.num_replicas, recipe.parallel.num_stages
+    if num_instances is None:
+        count = next(iter(possible_instances(num_replicas, num_stages, len(names))), num_stages)
+    elif num_instances == "auto":
+        cores = len(usable_cores())
         threads = resolve_threads(recipe.engine.threads, cores, num_replicas)
-        count = auto_instances(num_replicas, cores * len(names), threads)
+        count = auto_instances(num_replicas, cores * len(names), threads, num_stages, len(names))
     elif num_instances.isdecimal() and int(num_instances) > 0:
         count = int(num_instances)
     else:
         raise UserError(f"--instances {num_instances}: expected a number or auto")
-    return build_topology(num_replicas, max(count, len(names)), names)
+    return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers)
 
 
 def _launch(

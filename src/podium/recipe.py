@@ -29,6 +29,7 @@ from podium.evaluate import ValidSection
 from podium.launch.plan import LaunchSection
 from podium.optim.optimisers import OptimSection
 from podium.optim.schedules import ScheduleSection
+from podium.parallel import ParallelSection
 from podium.schema import Section
 from podium.telemetry import LogSection
 from podium.workloads.base import WORKLOADS, workload_class
@@ -63,6 +64,7 @@ class Recipe(Section):
     train: TrainSection
     optim: OptimSection
     schedule: ScheduleSection = ScheduleSection()
+    parallel: ParallelSection = ParallelSection()
     engine: EngineSection = EngineSection()
     valid: ValidSection = ValidSection()
     checkpoint: CheckpointSection = CheckpointSection()
@@ -276,6 +278,7 @@ _ELSEWHERE = {
     "gradient_accumulation": "batch.accumulation",
     "global_batch": "batch.global",
     "num_replicas": "batch.replicas",
+    "num_stages": "parallel.stages",
     "epochs": "train.length",
     "optimizer": "optim.name",
     "wd": "optim.weight_decay",

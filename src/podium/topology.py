@@ -21,12 +21,17 @@ LAUNCH_FOLDER, HOST_NAME, HOST_CORES = "PODIUM_LAUNCH_FOLDER", "PODIUM_HOST_NAME
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts hold instances, instances carry aligned blocks of replicas; both in order, all alike."""
+    """Hosts hold instances, instances carry aligned blocks of replicas; both in order, all alike.
+
+    With stages an instance carries one stage of its block, and neighbouring instances hold the stages of one block.
+    """
 
     num_replicas: int
     num_instances: int = 1
     hosts: tuple[str, ...] = ("this host",)
     num_stages: int = 1
+    #: layers on each stage, where the recipe says so
+    stage_layers: tuple[int, ...] = ()
     #: cores that the instances of this host share; None: what this process may use
     host_cores: int | None = None
 
@@ -35,9 +40,14 @@ class Topology:
         return self.num_instances // len(self.hosts)
 
     def local_replicas(self, instance: int) -> range:
-        """The aligned block of replicas that an instance carries."""
-        share = self.num_replicas // self.num_instances
-        return range(instance * share, (instance + 1) * share)
+        """The aligned block of replicas that an instance carries, or carries one stage of."""
+        share = self.num_replicas * self.num_stages // self.num_instances
+        block = instance // self.num_stages
+        return range(block * share, (block + 1) * share)
+
+    def stage_of(self, instance: int) -> int:
+        """The stage that an instance carries; 0 where a replica is whole."""
+        return instance % self.num_stages
 
     def host_of(self, instance: int) -> str:
         return self.hosts[instance // self.instances_per_host]
@@ -52,62 +62,83 @@ class Topology:
         }
 
     def table(self) -> Table:
-        """The drawing: one row per instance, its host and the replicas it carries."""
-        rows = []
-        for instance in range(self.num_instances):
-            first_of_host = instance % self.instances_per_host == 0
+        """The drawing: one row per instance with its host, its replicas, its stage."""
+        rows: list[list[str]] = []
+        for instance in _shortened(self.num_instances):
+            if instance is None:
+                rows.append(["…"] * len(rows[0]))
+                continue
+            named = instance % self.instances_per_host == 0 or rows[-1][0] == "…"
             replicas = self.local_replicas(instance)
             shown = str(replicas.start) if len(replicas) == 1 else f"{replicas.start} … {replicas.stop - 1}"
-            row = [self.host_of(instance) if first_of_host else "", f"instance {instance}", f"replica {shown}"]
-            if self.num_stages > 1:
-                row.append(f"stages 0 … {self.num_stages - 1}")
+            row = [self.host_of(instance) if named else "", f"instance {instance}", f"replica {shown}"]
+            stage = self.stage_of(instance)
+            row += [f"stage {stage}"] if self.num_stages > 1 else []
+            row += [str(self.stage_layers[stage])] if self.stage_layers else []
             rows.append(row)
-        columns = ["host", "instance", "replicas"] + (["stages"] if self.num_stages > 1 else [])
-        counted = {"host": len(self.hosts), "instance": self.num_instances, "replica": self.num_replicas}
-        counts = " · ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in counted.items())
-        return Table("Topology", columns, _shortened(rows), counts)
+        columns = ["host", "instance", "replicas"]
+        columns += (["stage"] if self.num_stages > 1 else []) + (["layers"] if self.stage_layers else [])
+        counts = [("host", len(self.hosts)), ("instance", self.num_instances), ("replica", self.num_replicas)]
+        counts += [("stage", self.num_stages)] if self.num_stages > 1 else []
+        return Table("Topology", columns, rows, " · ".join(_counted(*count) for count in counts))
 
 
-def _shortened(rows: list[list[str]], most: int = 24) -> list[list[str]]:
-    if len(rows) <= most:
-        return rows
-    return [*rows[: most // 2], ["…", "…", "…", "…"][: len(rows[0])], *rows[-most // 2 :]]
+def _counted(name: str, count: int) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"
+
+
+def _shortened(num_rows: int, most: int = 24) -> list[int | None]:
+    """The rows that are shown; None stands for those left out in the middle."""
+    if num_rows <= most:
+        return list(range(num_rows))
+    return [*range(most // 2), None, *range(num_rows - most // 2, num_rows)]
 
 
 def build_topology(
-    num_replicas: int, num_instances: int = 1, hosts: tuple[str, ...] = ("this host",), num_stages: int = 1
+    num_replicas: int,
+    num_instances: int = 1,
+    hosts: tuple[str, ...] = ("this host",),
+    num_stages: int = 1,
+    stage_layers: tuple[int, ...] = (),
 ) -> Topology:
     """Checks that the counts can be exact; the sentence says which ones would be."""
     if len(set(hosts)) < len(hosts):
         raise UserError(f"a host is named twice in {','.join(hosts)}")
-    works = [count for count in possible_instances(num_replicas) if count % len(hosts) == 0]
+    works = possible_instances(num_replicas, num_stages, len(hosts))
     if num_instances not in works:
+        whole = num_stages == 1
+        times = "" if whole else f"{num_stages} stages × "
         reason = (
-            "an instance carries at least one whole replica"
-            if num_instances > num_replicas
-            else "instances must be a power of two that divides the replicas"
-            if num_instances not in possible_instances(num_replicas)
+            f"an instance carries {'at least one whole replica' if whole else 'one stage of at least one replica'}"
+            if num_instances > num_replicas * num_stages
+            else f"instances must be {times}a power of two that divides the replicas"
+            if num_instances not in possible_instances(num_replicas, num_stages)
             else f"{len(hosts)} hosts must carry equally many"
         )
         can = f"can be: {', '.join(map(str, works))}" if works else "no number of instances would do"
+        carried = _counted("replica", num_replicas) + ("" if whole else f" of {num_stages} stages")
         raise UserError(
-            f"{num_instances} instances on {len(hosts)} host{'' if len(hosts) == 1 else 's'} cannot carry "
-            f"{num_replicas} replica{'' if num_replicas == 1 else 's'} exactly: {reason} ({can})"
+            f"{_counted('instance', num_instances)} on {_counted('host', len(hosts))} cannot carry "
+            f"{carried} exactly: {reason} ({can})"
         )
-    return Topology(num_replicas, num_instances, hosts, num_stages)
+    return Topology(num_replicas, num_instances, hosts, num_stages, stage_layers)
 
 
-def possible_instances(num_replicas: int) -> list[int]:
-    """The powers of two that divide the replicas: their blocks are whole subtrees of the reduction."""
-    counts = [1]
-    while num_replicas % (counts[-1] * 2) == 0:
-        counts.append(counts[-1] * 2)
-    return counts
+def possible_instances(num_replicas: int, num_stages: int = 1, num_hosts: int = 1) -> list[int]:
+    """The stages times the powers of two that divide the replicas: their blocks are whole subtrees of the reduction.
+
+    Of these, the counts that hosts can share equally.
+    """
+    blocks = [1]
+    while num_replicas % (blocks[-1] * 2) == 0:
+        blocks.append(blocks[-1] * 2)
+    return [num_stages * count for count in blocks if num_stages * count % num_hosts == 0]
 
 
-def auto_instances(num_replicas: int, num_cores: int, threads: int) -> int:
-    """As many instances as the cores can keep busy with `threads` threads each."""
-    return max(count for count in possible_instances(num_replicas) if count * threads <= max(num_cores, threads))
+def auto_instances(num_replicas: int, num_cores: int, threads: int, num_stages: int = 1, num_hosts: int = 1) -> int:
+    """As many instances as the cores of all hosts can keep busy with `threads` threads each, or as few as can be."""
+    works = possible_instances(num_replicas, num_stages, num_hosts) or [num_stages]
+    return max((count for count in works if count * threads <= num_cores), default=works[0])
 
 
 # --- where this process stands -------------------------------------------------------------------------------------

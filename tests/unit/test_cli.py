@@ -1,6 +1,7 @@
 """The commands as a person types them: what they print, and the exit codes a script reads."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from podium import __version__
 from podium.data.idx import write_idx
 from podium.recipe import load_recipe, shipped_recipes
 from podium.run import open_run
-from tests.conftest import TINY
+from tests.conftest import TINY, assert_user_error
 from tests.processes import podium_here
 from tests.workloads.test_neuron import write_published
 
@@ -90,6 +91,59 @@ def test_runs_are_numbered_where_no_folder_is_named(tmp_path, monkeypatch):
     for _ in range(2):
         printed("train", *TINY["mnist"], "train.length=1up")
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mnist-001", "mnist-002"]
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["parallel.stages=4"], ["instance 3 │ replica 0 … 15 │ stage 3", "4 instances · 16 replicas · 4 stages"]),
+        (["parallel.stages=[0,4,4,4]"], ["stage 0 │      0 │", "stage 3 │      4 │", "4 instances"]),
+        (["parallel.stages=3", "--hosts", "a,b"], ["b    │ instance 3 │ replica 8 … 15 │ stage 0", "6 instances"]),
+        (["--hosts", "a,b"], ["b    │ instance 1 │ replica 8 … 15", "2 instances"]),
+        (["parallel.stages=4", "--instances", "8", "--hosts", "a,b"], ["b    │ instance 4 │ replica 8 … 15 │ stage 0"]),
+    ],
+)  # fmt: skip
+def test_topology_draws_who_carries_what(args, parts):
+    text = printed("topology", "neuron", "batch.replicas=16", "batch.micro=1", *args)
+    for part in parts:
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("0", "at least one layer"),
+        ("[]", "at least one layer"),
+        ("[0,0]", "at least one layer"),
+        ("[4,-1]", "number of devices"),
+        ("[4,true]", "number of devices"),
+        ("1.5", "number of devices"),
+        ("many", "number of devices"),
+        ("{a: 1}", "number of devices"),
+    ],
+)
+def test_stages_that_are_none_say_what_is_expected(value, expected):
+    assert_user_error(podium_here("topology", "mnist", f"parallel.stages={value}"), "parallel.stages", expected)
+
+
+def test_training_over_stages_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = podium_here("train", *TINY["mnist"], "parallel.stages=2", "--instances", "2", "--out", "run")
+    assert_user_error(done, "training over 2 stages", "not built yet", "parallel.stages=1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_from_before_there_were_stages_resumes(tmp_path):
+    printed("train", *TINY["mnist"], "--out", tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    text = run.recipe_file.read_text()
+    run.recipe_file.write_text(text.replace("parallel:\n  stages: 1\n", ""))
+    assert "parallel" not in run.recipe_file.read_text()
+    weights = run.summary()["weights_sha256"]
+    (newest, *_) = sorted(run.checkpoints.iterdir(), reverse=True)
+    shutil.rmtree(newest)
+    printed("resume", run.path)
+    assert run.summary()["weights_sha256"] == weights
 
 
 def test_validate_prints_what_the_run_measured_itself(trained):

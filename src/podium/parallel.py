@@ -1,0 +1,47 @@
+"""How one replica is spread over devices: owns the `parallel` section.
+
+`topology.py` says which instance carries which stage; `podium topology` draws it.
+"""
+
+from typing import Any
+
+from pydantic import PositiveInt, field_validator
+from pydantic_core import PydanticCustomError
+
+from podium.errors import UserError
+from podium.schema import Section
+
+
+class ParallelSection(Section):
+    """One replica over several devices: each holds a stage, and a pipeline runs through them."""
+
+    #: devices that one replica spans, or the layers on each: [0, 4, 4, 4]
+    stages: PositiveInt | tuple[int, ...] = 1
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _number_or_layers(cls, value: Any) -> Any:
+        counts = value if isinstance(value, list | tuple) else [value]
+        if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):
+            raise PydanticCustomError("stages", "the number of devices that one replica spans, or the layers on each")
+        if not any(counts):
+            raise PydanticCustomError("stages", "at least one stage with at least one layer")
+        return tuple(value) if isinstance(value, list) else value
+
+    @property
+    def num_stages(self) -> int:
+        return self.stages if isinstance(self.stages, int) else len(self.stages)
+
+    @property
+    def stage_layers(self) -> tuple[int, ...]:
+        """Layers on each stage where the recipe says so, else nothing."""
+        return () if isinstance(self.stages, int) else self.stages
+
+
+def check_trainable(section: ParallelSection) -> None:
+    """UserError where a recipe asks for what can be drawn but not trained."""
+    if section.num_stages > 1:
+        raise UserError(
+            f"training over {section.num_stages} stages (parallel.stages) is not built yet: train with "
+            "parallel.stages=1; `podium topology` draws the stages"
+        )
