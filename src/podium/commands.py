@@ -108,15 +108,11 @@ def _launch(
         )
     command = (sys.executable, "-m", "podium", *arguments)
     plan = plan_launch(topology, local.local_names(), recipe.launch.port, command)
-    helpers = []
+    others = {}
     if hosts and not join:
         whole = (*command, "--hosts", hosts, "--instances", str(topology.num_instances))
-        helpers = local.start_by_ssh(ssh_commands(plan, str(Path.cwd()), whole))
-    try:
-        local.launch(plan, recipe.launch)
-    finally:
-        for helper in helpers:
-            helper.terminate()
+        others = ssh_commands(plan, recipe.launch.ssh, str(Path.cwd()), whole)
+    local.launch(plan, recipe.launch, others)
     if plan.host_index == 0:
         tell_end(Run(folder))
 

@@ -17,6 +17,8 @@ from podium.workloads.base import Table
 
 #: Variables that Podium's own launcher hands to the instances it starts.
 LAUNCH_FOLDER, HOST_NAME, HOST_CORES = "PODIUM_LAUNCH_FOLDER", "PODIUM_HOST_NAME", "PODIUM_HOST_CORES"
+#: What a host that starts others by ssh tells them: end when your standard input does.
+END_WITH_INPUT = "PODIUM_END_WITH_INPUT"
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,11 @@ def resolve_device(name: str) -> torch.device:
             "counted from 0"
         )
     return device
+
+
+def ends_with_input(env: Mapping[str, str]) -> bool:
+    """Whether this launcher was started by another host's, through ssh, and must not outlive it."""
+    return END_WITH_INPUT in env
 
 
 def launch_environment(folder: str, host: str, cores: tuple[int, ...]) -> dict[str, Any]:

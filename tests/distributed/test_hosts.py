@@ -1,86 +1,17 @@
-"""Two hosts: network namespaces joined by a pair of virtual cables, made and removed by the test itself."""
+"""Two hosts, each with its own `podium … --join`, and the cable between them cut."""
 
-import os
-import shutil
 import subprocess
 import sys
 import time
-import uuid
 
 import pytest
 
 from podium.run import Run
+from tests.distributed.conftest import HOSTS, SPREAD, both, ended, inside, ip, on_host, sentence
 from tests.faults.test_lost_instances import recipe_of, undisturbed  # noqa: F401  (a fixture)
 from tests.processes import until
 
 pytestmark = pytest.mark.slow
-
-HOSTS = ("10.77.0.1", "10.77.0.2")
-
-
-def ip(*args: str) -> subprocess.CompletedProcess:
-    return subprocess.run(["ip", *args], capture_output=True, text=True)
-
-
-@pytest.fixture
-def hosts():
-    """Names of two namespaces that see each other as 10.77.0.1 and 10.77.0.2, and nothing else."""
-    if shutil.which("ip") is None:
-        pytest.skip("the command `ip` (iproute2) is not installed")
-    mark = uuid.uuid4().hex[:6]
-    names = [f"podium-{mark}-{letter}" for letter in "ab"]
-    made = ip("netns", "add", names[0])
-    if made.returncode:
-        pytest.skip(f"network namespaces cannot be made here: {made.stderr.strip()}")
-    try:
-        ip("netns", "add", names[1])
-        ip(
-            "link",
-            "add",
-            f"va{mark}",
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            f"vb{mark}",
-            "netns",
-            names[1],
-        )
-        for name, end, address in zip(names, (f"va{mark}", f"vb{mark}"), HOSTS, strict=True):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
-            ip("-n", name, "link", "set", "lo", "up")
-            ready = ip("-n", name, "link", "set", end, "up")
-            if ready.returncode:
-                pytest.skip(f"virtual cables cannot be made here: {ready.stderr.strip()}")
-        yield names, (f"va{mark}", f"vb{mark}")
-    finally:
-        for name in names:
-            ip("netns", "delete", name)
-
-
-def on_host(name: str, cwd, *args: object, env: dict | None = None) -> subprocess.Popen:
-    command = ["ip", "netns", "exec", name, sys.executable, "-m", "podium", *map(str, args)]
-    return subprocess.Popen(
-        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
-    )
-
-
-def both(names, cwd, *args: object) -> list[subprocess.Popen]:
-    spread = ["--hosts", ",".join(HOSTS), "--instances", 2, "--join"]
-    return [on_host(name, cwd, *args, *spread) for name in names]
-
-
-def ended(process: subprocess.Popen, timeout: float = 150) -> tuple[int, str]:
-    _, errors = process.communicate(timeout=timeout)
-    return process.returncode, errors
-
-
-def sentence(errors: str) -> str:
-    assert "Traceback" not in errors, errors
-    (line,) = [line for line in errors.splitlines() if line.startswith("podium: ")]
-    return line
 
 
 def test_two_hosts_train_to_the_same_weights_as_one_and_a_cut_link_is_survived(hosts, tmp_path, undisturbed):  # noqa: F811
@@ -89,7 +20,7 @@ def test_two_hosts_train_to_the_same_weights_as_one_and_a_cut_link_is_survived(h
     args = ["train", *recipe_of("mnist"), "train.length=60up", "launch.timeout=8", "--out", "run"]
     processes = both(names, tmp_path, *args)
     until(lambda: run.metrics_file.exists() and run.metrics_file.read_bytes().count(b"\n") >= 4, "records")
-    listening = subprocess.run(["ip", "netns", "exec", names[0], "ss", "-Hltn"], capture_output=True, text=True).stdout
+    listening = subprocess.run(inside(names[0], "ss", "-Hltn"), capture_output=True, text=True).stdout
     assert all(line.split()[3].startswith(HOSTS[0]) for line in listening.splitlines()), listening
     cut = time.monotonic()
     ip("-n", names[0], "link", "set", ends[0], "down")
@@ -107,7 +38,7 @@ def test_two_hosts_train_to_the_same_weights_as_one_and_a_cut_link_is_survived(h
 
 def test_a_host_that_never_joins_is_named(hosts, tmp_path):
     names, _ = hosts
-    args = ["train", *recipe_of("mnist"), "launch.timeout=5", "--hosts", ",".join(HOSTS), "--instances", 2, "--join"]
+    args = ["train", *recipe_of("mnist"), "launch.timeout=5", *SPREAD, "--join"]
     code, errors = ended(on_host(names[0], tmp_path, *args, "--out", "run"))
     assert code == 2, errors
     assert f"{HOSTS[1]} has not joined within 5 s" in sentence(errors)
@@ -117,36 +48,27 @@ def test_a_host_that_never_joins_is_named(hosts, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_different_recipes_on_two_hosts_are_one_sentence_on_each(hosts, tmp_path):
+def test_the_first_host_named_keeps_the_run_whatever_its_address(hosts, tmp_path):
     names, _ = hosts
-    spread = ["launch.timeout=20", "--hosts", ",".join(HOSTS), "--instances", 2, "--join", "--out", "run"]
-    processes = [on_host(name, tmp_path, "train", *recipe_of("mnist"), f"seed={seed}", *spread)
-                 for seed, name in enumerate(names)]  # fmt: skip
-    for code, errors in map(ended, processes):
-        assert code == 2, errors
-        assert "recipes differ" in sentence(errors)
-    assert not (tmp_path / "run").exists()
+    spread = ["--hosts", ",".join(reversed(HOSTS)), "--instances", 2, "--join", "--out", "run"]
+    folders = [tmp_path / letter for letter in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    args = ["train", *recipe_of("mnist"), "train.length=4up", *spread]
+    processes = [on_host(name, folder, *args) for name, folder in zip(names, folders, strict=True)]
+    results = [ended(process) for process in processes]
+    assert [code for code, _ in results] == [0, 0], results
+    assert Run(folders[1] / "run").summary()["state"] == "done"
+    assert not Run(folders[0] / "run").recipe_file.exists()
 
 
 def test_a_port_in_use_is_one_sentence(hosts, tmp_path):
     names, _ = hosts
     hold = "import socket,time; s=socket.create_server(('10.77.0.1', 29400)); print('held', flush=True); time.sleep(99)"
-    with subprocess.Popen(
-        ["ip", "netns", "exec", names[0], sys.executable, "-c", hold], stdout=subprocess.PIPE
-    ) as holder:
+    with subprocess.Popen(inside(names[0], sys.executable, "-c", hold), stdout=subprocess.PIPE) as holder:
         try:
             assert holder.stdout.readline()
-            args = [
-                "train",
-                *recipe_of("mnist"),
-                "--hosts",
-                ",".join(HOSTS),
-                "--instances",
-                2,
-                "--join",
-                "--out",
-                "run",
-            ]
+            args = ["train", *recipe_of("mnist"), *SPREAD, "--join", "--out", "run"]
             code, errors = ended(on_host(names[0], tmp_path, *args))
         finally:
             holder.kill()

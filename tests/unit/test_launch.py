@@ -7,6 +7,7 @@ from podium.launch.failures import PEER_LOST, SILENT, Failure, cause
 from podium.launch.instance import check_hellos
 from podium.launch.local import check_clocks
 from podium.launch.plan import plan_launch, ssh_commands
+from podium.recipe import load_recipe
 from podium.topology import build_topology
 
 COMMAND = ("python", "-m", "podium", "train", "mnist", "--out", "x y")
@@ -31,9 +32,23 @@ def test_a_host_that_is_not_exactly_one_of_the_named_is_an_error(names, part):
 
 def test_other_hosts_are_started_by_ssh_in_the_same_folder_with_the_same_command():
     plan = plan_launch(build_topology(4, 4, ("a", "b")), frozenset({"a"}), 29400, COMMAND)
-    (command,) = ssh_commands(plan, "/data/my runs", COMMAND)
-    assert command[:1] + command[-2:-1] == ["ssh", "b"]
-    assert command[-1] == "cd '/data/my runs' && exec python -m podium train mnist --out 'x y' --join"
+    ((host, command),) = ssh_commands(plan, "ssh -i 'my key'", "/data/my runs", COMMAND).items()
+    assert host == "b"
+    assert command[:3] + command[-2:-1] == ["ssh", "-i", "my key", "b"]
+    joined = "PODIUM_END_WITH_INPUT=yes python -m podium train mnist --out 'x y' --join"
+    assert command[-1] == f"cd '/data/my runs' && exec env {joined}"
+
+
+def test_only_the_first_host_starts_others():
+    plan = plan_launch(build_topology(4, 4, ("a", "b")), frozenset({"b"}), 29400, COMMAND)
+    with pytest.raises(UserError, match="a starts the other hosts"):
+        ssh_commands(plan, "ssh", "/data", COMMAND)
+
+
+@pytest.mark.parametrize("text", ["''", "' '", "ssh -i 'key"])
+def test_launch_ssh_is_a_command(text):
+    with pytest.raises(UserError, match=r"launch\.ssh.*expected a command with its options"):
+        load_recipe("mnist", [f"launch.ssh={text}"])
 
 
 def failure(instance, code, when=0.0):

@@ -10,11 +10,9 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -36,15 +34,18 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from podium.console import say, warn
 from podium.errors import Interrupted, PodiumError, TrainingFailed, UserError
-from podium.launch.failures import Failure, cause, clear_failures, read_failures
+from podium.launch.failures import PEER_LOST, Failure, cause, clear_failures, read_failures
 from podium.launch.plan import LaunchPlan, LaunchSection
 from podium.launch.sockets import give_up_after
-from podium.topology import launch_environment, usable_cores
+from podium.launch.ssh import Other, end_with_input
+from podium.topology import ends_with_input, launch_environment, usable_cores
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 #: The agents tell each other that they live every second; five missed ones and a host counts as gone.
 _KEEP_ALIVE_S, _KEEP_ALIVE_MISSES = 1, 5
 _MAX_CLOCK_GAP_S = 3.0
+#: How often hosts that wait for one another look at what else there is.
+_LOOK_S = 0.25
 
 
 def local_names() -> frozenset[str]:
@@ -55,32 +56,44 @@ def local_names() -> frozenset[str]:
     return frozenset(names)
 
 
-def launch(plan: LaunchPlan, section: LaunchSection) -> None:
-    """Runs this host's instances to the end; raises what the run ended with."""
+def launch(plan: LaunchPlan, section: LaunchSection, others: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Runs this host's instances to the end; raises what the run ended with.
+
+    `others`: by host, the commands that start the parts of other hosts, which end with this one.
+    """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # The agent would turn signals into an immediate end; instances must have the time to save.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP,SIGQUIT"
     folder = Path(tempfile.mkdtemp(prefix="podium-launch-"))
     os.environ.update(launch_environment(str(folder), _host_name(plan), usable_cores()))
+    started: list[Other] = []
+    agents: list[_Agent] = []
     try:
+        if ends_with_input(os.environ):
+            end_with_input(plan.meeting, lambda: [pid for agent in agents for pid in agent.process_ids()], folder)
         store = _meet(plan, section)
         give_up_after(section.timeout)
-        _assemble(plan, section, store)
+        for host, command in (others or {}).items():
+            started.append(Other(host, command))
+        _assemble(plan, section, store, started)
         agent = _Agent(plan, section, store, folder)
+        agents.append(agent)
         with _forwarding(agent):
             failure = _run(agent, plan, folder)
         if failure is not None:
             raise _as_error(failure)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        for other in started:
+            other.end()
 
 
 def _run(agent: "_Agent", plan: LaunchPlan, folder: Path) -> Failure | None:
     try:
         result = agent.run()
     except (RendezvousClosedError, _FinalError):
-        note = cause(read_failures(folder), agent.exit_codes, _host_name(plan))
-        return note or Failure(-1, "", 3, "the run was ended by another host; see the messages there")
+        ended_elsewhere = Failure(-1, "", 3, "the run was ended by another host; see the messages there")
+        return _told(agent, plan, folder) or ended_elsewhere
     except (RendezvousTimeoutError, RendezvousConnectionError, RendezvousStateError, dist.DistError):
         note = cause(read_failures(folder), agent.exit_codes, _host_name(plan))
         reason = f" ({note.sentence()})" if note else ""
@@ -91,8 +104,16 @@ def _run(agent: "_Agent", plan: LaunchPlan, folder: Path) -> Failure | None:
             agent.rendezvous.shutdown()
     failures = read_failures(folder)
     if result.is_failed():
-        return cause(failures, agent.exit_codes, _host_name(plan)) or Failure(-1, "", 3, "an instance was lost")
+        return _told(agent, plan, folder) or Failure(-1, "", 3, "an instance was lost")
     return next((note for note in failures if note.final), None)
+
+
+def _told(agent: "_Agent", plan: LaunchPlan, folder: Path) -> Failure | None:
+    """The cause of a bad end. A signal that came before the instances could hear it is one, too."""
+    note = cause(read_failures(folder), agent.exit_codes, _host_name(plan))
+    if agent.stopped_by and (note is None or note.exit_code == PEER_LOST):
+        return Failure(-1, "", Interrupted.exit_code, f"stopped by {agent.stopped_by} before training began")
+    return note
 
 
 def _as_error(failure: Failure) -> PodiumError:
@@ -111,7 +132,16 @@ class _FinalError(Exception):
 
 
 class _Rendezvous(DynamicRendezvousHandler):
-    """torch's own, but its store for the instances listens on one address only."""
+    """torch's own, but hosts keep the order they are named in, and its store for the instances listens on one address.
+
+    By itself it goes by the spelling of addresses: instance 0, which keeps the run, could be on any host.
+    """
+
+    host_index: int
+
+    def _get_world(self) -> tuple[int, int]:
+        _, num_hosts = super()._get_world()
+        return self.host_index, num_hosts
 
     def _create_tcp_store_server(self, master_addr: str, master_port: int) -> dist.TCPStore:
         return _listening_store(master_addr, master_port)
@@ -124,6 +154,8 @@ class _Agent(LocalElasticAgent):
         self._folder, self._host, self._restarts = folder, _host_name(plan), section.restarts
         self._timeout_s = section.timeout
         self.exit_codes: dict[int, int] = {}
+        #: the name of a signal that was handed to the instances
+        self.stopped_by = ""
         address = "127.0.0.1" if plan.alone else socket.gethostbyname(plan.host)
         num_hosts = len(plan.topology.hosts)
         self.rendezvous = _Rendezvous.from_backend(
@@ -142,6 +174,7 @@ class _Agent(LocalElasticAgent):
             keep_alive_interval=_KEEP_ALIVE_S,
             keep_alive_max_attempt=_KEEP_ALIVE_MISSES,
         )
+        self.rendezvous.host_index = plan.host_index
         spec = WorkerSpec(
             role="podium",
             local_world_size=plan.topology.instances_per_host,
@@ -159,6 +192,8 @@ class _Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
+        if self.stopped_by:
+            raise _FinalError
         give_up_after(self._timeout_s)  # it may have made new connections
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -168,7 +203,7 @@ class _Agent(LocalElasticAgent):
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         notes = read_failures(self._folder)
-        if any(note.final for note in notes):
+        if self.stopped_by or any(note.final for note in notes):
             self._stop_workers(worker_group)
             raise _FinalError
         known = cause(notes, self.exit_codes, self._host)
@@ -188,6 +223,7 @@ def _forwarding(agent: _Agent) -> Iterator[None]:
         nonlocal interrupted
         again = interrupted and number == signal.SIGINT
         interrupted = interrupted or number == signal.SIGINT
+        agent.stopped_by = signal.Signals(number).name
         for pid in agent.process_ids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL if again else number)
@@ -205,24 +241,49 @@ def _forwarding(agent: _Agent) -> Iterator[None]:
 # --- where instances meet -------------------------------------------------------------------------------------------
 
 
-def _assemble(plan: LaunchPlan, section: LaunchSection, store: dist.Store) -> None:
+def _assemble(plan: LaunchPlan, section: LaunchSection, store: dist.Store, others: Sequence[Other]) -> None:
     """Waits for all hosts, then compares their clocks: torch's agents take hosts with another time for dead."""
     if plan.alone:
         return
     hosts = plan.topology.hosts
     store.set(f"joined/{plan.host}", "yes")
     try:
-        store.wait([f"joined/{host}" for host in hosts], timedelta(seconds=section.timeout))
+        _wait_for_hosts(plan, section, store, others)
+        # Everybody is let go by the last one to join, so everybody reads its clock at the same moment.
+        store.set(f"clock/{plan.host}", str(time.time()))
+        store.wait([f"clock/{host}" for host in hosts], timedelta(seconds=section.timeout))
+        clocks = {host: float(store.get(f"clock/{host}")) for host in hosts}
+        store.set(f"read/{plan.host}", "yes")
+        if plan.keeps_store:
+            store.wait([f"read/{host}" for host in hosts], timedelta(seconds=section.timeout))
     except (RuntimeError, dist.DistError):
-        missing = [host for host in hosts if not store.check([f"joined/{host}"])]
-        late = f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'}"
-        raise UserError(
-            f"{late} not joined within {section.timeout:g} s: start the same command there with --join"
-        ) from None
-    # Everybody is let go by the last one to join, so everybody reads its clock at the same moment.
-    store.set(f"clock/{plan.host}", str(time.time()))
-    store.wait([f"clock/{host}" for host in hosts], timedelta(seconds=section.timeout))
-    check_clocks({host: float(store.get(f"clock/{host}")) for host in hosts})
+        gone = "another host" if plan.keeps_store else hosts[0]
+        raise UserError(f"{gone} has ended before all hosts had met: see what it says") from None
+    except UserError as error:
+        if plan.keeps_store:
+            store.set("ended", str(error))
+        raise
+    check_clocks(clocks)
+
+
+def _wait_for_hosts(plan: LaunchPlan, section: LaunchSection, store: dist.Store, others: Sequence[Other]) -> None:
+    """Until all have joined; UserError as soon as it is known that one will not."""
+    keys = {host: f"joined/{host}" for host in plan.topology.hosts}
+    deadline = time.monotonic() + section.timeout
+    missing = list(keys)
+    while missing:
+        with suppress(RuntimeError, dist.DistError):  # also when the store is gone, which the next look raises
+            store.wait(list(keys.values()), timedelta(seconds=_LOOK_S))
+        missing = [host for host, key in keys.items() if not store.check([key])]
+        for other in others:
+            other.joined = other.host not in missing
+            other.check()
+        if missing and store.check(["ended"]):
+            raise UserError(store.get("ended").decode())
+        if missing and time.monotonic() > deadline:
+            late = f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'}"
+            advice = "" if others else ": start the same command there with --join"
+            raise UserError(f"{late} not joined within {section.timeout:g} s{advice}")
 
 
 def check_clocks(clocks: Mapping[str, float]) -> None:
@@ -263,8 +324,3 @@ def _listening_store(address: str, port: int) -> dist.TCPStore:
     return dist.TCPStore(
         address, port, is_master=True, wait_for_workers=False, multi_tenant=False, master_listen_fd=listener.detach()
     )
-
-
-def start_by_ssh(commands: list[list[str]]) -> list[subprocess.Popen]:
-    """Starts the other hosts' parts; they end with this one."""
-    return [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr) for command in commands]

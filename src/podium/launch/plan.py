@@ -7,12 +7,25 @@ import shlex
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt
+from pydantic import AfterValidator, Field, NonNegativeInt
 
 from podium.durations import Seconds
 from podium.errors import UserError
 from podium.schema import Section
-from podium.topology import Topology
+from podium.topology import END_WITH_INPUT, Topology
+
+#: an ssh that can ask nobody, and does not wait for a host that is off; the user's own options win, as they come first
+_SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
+
+
+def _command(text: str) -> str:
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = []
+    if not words:
+        raise ValueError("expected a command with its options, such as ssh -p 2222")
+    return text
 
 
 class LaunchSection(Section):
@@ -24,6 +37,8 @@ class LaunchSection(Section):
     timeout: Seconds = 300.0
     #: where hosts meet; on one host a free port is taken
     port: Annotated[int, Field(ge=1, le=65535)] = 29400
+    #: the command that reaches another host, with its options as in a shell
+    ssh: Annotated[str, AfterValidator(_command)] = "ssh"
 
 
 @dataclass(frozen=True)
@@ -61,11 +76,13 @@ def plan_launch(topology: Topology, local_names: frozenset[str], port: int, comm
     return LaunchPlan(topology, here[0], (topology.hosts[0], port), command)
 
 
-def ssh_commands(plan: LaunchPlan, folder: str, arguments: tuple[str, ...]) -> list[list[str]]:
-    """The commands that make the other hosts join, in the same folder with the same Podium."""
-    joined = shlex.join([*arguments, "--join"])
-    return [
-        ["ssh", "-o", "BatchMode=yes", host, f"cd {shlex.quote(folder)} && exec {joined}"]
-        for index, host in enumerate(plan.topology.hosts)
-        if index != plan.host_index
-    ]
+def ssh_commands(plan: LaunchPlan, ssh: str, folder: str, arguments: tuple[str, ...]) -> dict[str, list[str]]:
+    """By host, the commands that make the others join, in the same folder with the same Podium."""
+    if not plan.keeps_store:
+        first = plan.topology.hosts[0]
+        raise UserError(f"{first} starts the other hosts: run this there, or on every host with --join")
+    joined = shlex.join(["env", f"{END_WITH_INPUT}=yes", *arguments, "--join"])
+    return {
+        host: [*shlex.split(ssh), *_SSH_OPTIONS, host, f"cd {shlex.quote(folder)} && exec {joined}"]
+        for host in plan.topology.hosts[1:]
+    }

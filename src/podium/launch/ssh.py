@@ -1,0 +1,103 @@
+"""Hosts that are started from another one by ssh: both ends of it. Called by `local.py`."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from podium.console import say
+from podium.errors import TrainingFailed, UserError
+
+#: What a part of the run gets to end by itself before it is ended.
+_GRACE_S = 15.0
+
+
+class Other:
+    """Another host's part of the run, started from here. It hears from its standard input that this process is gone."""
+
+    def __init__(self, host: str, command: Sequence[str]) -> None:
+        self.host, self.joined, self._said = host, False, ""
+        try:
+            # A session of its own keeps Ctrl-C away: the instances agree on when to stop, and it ends after that.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UserError(
+                f"{command[0]}, which would start {host}, cannot be run ({error.strerror}): set launch.ssh"
+            ) from None
+        self._reader = threading.Thread(target=self._relay, name=f"podium-ssh-{host}", daemon=True)
+        self._reader.start()
+
+    def check(self) -> None:
+        """UserError when it has ended before it joined."""
+        code = self._process.poll()
+        if self.joined or code is None:
+            return
+        self._reader.join(timeout=1)
+        said = self._said.removeprefix("podium: ") or "it said nothing"
+        raise UserError(f"{self.host} could not be started by ssh (exit {code}): {said}")
+
+    def end(self) -> None:
+        """What has joined gets the time to end by itself; then its standard input closes, then the connection."""
+        assert self._process.stdin is not None
+        for end, then_s in ((lambda: None, 5.0), (self._process.stdin.close, _GRACE_S), (self._process.terminate, 0.0)):
+            with suppress(OSError, subprocess.TimeoutExpired):
+                end()
+                self._process.wait(then_s if self.joined else 0.1)
+                return
+
+    def _relay(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if text := line.decode(errors="replace").strip():
+                self._said = text
+                say(f"{self.host}: {text}")
+
+
+def end_with_input(meeting: tuple[str, int], process_ids: Callable[[], Sequence[int]], folder: Path) -> None:
+    """From now on this host's part ends when the host that started it by ssh is gone, which closes standard input."""
+    threading.Thread(
+        target=_end_with_input, args=(meeting, process_ids, folder), name="podium-input", daemon=True
+    ).start()
+
+
+def _end_with_input(meeting: tuple[str, int], process_ids: Callable[[], Sequence[int]], folder: Path) -> None:
+    while os.read(0, 4096):
+        pass
+    with Path(os.devnull).open("wb") as nothing:  # nobody reads any more, and writing must not fail
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
+    while _answers(meeting):  # only the connection of ssh is lost, or that host is about to end
+        time.sleep(1)
+    if _send(process_ids(), signal.SIGTERM):
+        time.sleep(_GRACE_S)  # to save, and for the main thread to end the usual way
+        _send(process_ids(), signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(TrainingFailed.exit_code)
+
+
+def _send(process_ids: Sequence[int], number: signal.Signals) -> bool:
+    """Whether there was anybody to send it to."""
+    for pid in process_ids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return bool(process_ids)
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        with socket.create_connection(address, timeout=5):
+            return True
+    except OSError:
+        return False

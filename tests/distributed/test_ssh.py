@@ -1,0 +1,133 @@
+"""One command on one host starts the other by a real ssh, and takes it along when it ends."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from podium.run import Run
+from tests.distributed.conftest import HOSTS, SPREAD, ended, inside, ip, on_host, sentence
+from tests.faults.test_lost_instances import num_records, recipe_of
+from tests.processes import until
+
+pytestmark = pytest.mark.slow
+
+PORT = 2222
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+RECIPE = [*recipe_of("mnist"), "train.length=40up"]
+
+
+@dataclass
+class Door:
+    """The ssh server of the second host, and how the first one reaches it."""
+
+    names: list[str]
+    folder: Path
+    server: int
+
+    def ssh(self, key: str = "key", port: int = PORT) -> str:
+        options = [f"UserKnownHostsFile={self.folder}/known", "IdentitiesOnly=yes", "StrictHostKeyChecking=yes"]
+        return " ".join([f"ssh -F none -p {port} -i {self.folder}/{key}", *(f"-o {option}" for option in options)])
+
+    def train(self, cwd: Path, *args: object) -> subprocess.Popen:
+        """`podium train` on the first host alone."""
+        ssh = () if any(str(arg).startswith("launch.ssh=") for arg in args) else (f"launch.ssh={self.ssh()}",)
+        return on_host(self.names[0], cwd, "train", *RECIPE, *ssh, *args, *SPREAD, "--out", "run")
+
+    def left_behind(self) -> list[str]:
+        """What runs on the second host beside the ssh server."""
+        found = []
+        for pid in map(int, ip("netns", "pids", self.names[1]).stdout.split()):
+            if pid != self.server:
+                try:
+                    found.append(" ".join(psutil.Process(pid).cmdline()))
+                except psutil.Error:
+                    continue
+        return found
+
+    def until_empty(self) -> None:
+        until(lambda: not self.left_behind(), "the end of everything on the second host", deadline_s=40)
+
+
+@pytest.fixture
+def door(hosts, tmp_path_factory) -> Iterator[Door]:
+    if SSHD is None or shutil.which("ssh") is None:
+        pytest.skip("OpenSSH's server or client (openssh-server, openssh-client) is not installed")
+    names, _ = hosts
+    folder = tmp_path_factory.mktemp("ssh")
+    for key in ("host", "key", "stranger"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
+    (folder / "known").write_text(f"[{HOSTS[1]}]:{PORT} {(folder / 'host.pub').read_text()}")
+    (folder / "config").write_text(
+        f"ListenAddress {HOSTS[1]}\nPort {PORT}\nHostKey {folder}/host\nPidFile {folder}/pid\n"
+        f"AuthorizedKeysFile {folder}/key.pub\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
+        "PasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+    )
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd insists on this empty folder
+    log = (folder / "log").open("wb")
+    with log, subprocess.Popen(inside(names[1], SSHD, "-D", "-e", "-f", folder / "config"), stderr=log) as server:
+        try:
+            until(lambda: server.poll() is not None or (folder / "pid").exists(), "the ssh server", deadline_s=20)
+            assert server.poll() is None, (folder / "log").read_text()
+            yield Door(names, folder, server.pid)
+        finally:
+            server.terminate()
+
+
+def test_one_command_trains_on_both_hosts_and_a_signal_to_it_saves_on_both(door, tmp_path, weights_alone):
+    run = Run(tmp_path / "run")
+    first = door.train(tmp_path)
+    until(lambda: num_records(run) >= 3 or first.poll() is not None, "records")
+    assert len(door.left_behind()) > 0
+    first.send_signal(signal.SIGTERM)
+    code, errors = ended(first)
+    assert code == 75, errors
+    assert "stopped by SIGTERM" in sentence(errors)
+    assert run.summary()["state"] == "interrupted"
+    door.until_empty()
+
+    code, errors = ended(on_host(door.names[0], tmp_path, "resume", "run", *SPREAD))
+    assert code == 0, errors
+    assert run.summary()["weights_sha256"] == weights_alone(RECIPE)
+    assert run.summary()["topology"]["hosts"] == 2
+    door.until_empty()
+
+
+BROKEN = {
+    "a key that is not known there": (lambda door: door.ssh(key="stranger"), "(exit 255): ", "Permission denied"),
+    "no such command": (lambda door: "no-such-ssh", "no-such-ssh, which would start ", "set launch.ssh"),
+}
+
+
+@pytest.mark.parametrize("why", BROKEN)
+def test_a_host_that_ssh_cannot_start_is_one_sentence_at_once(why, door, tmp_path):
+    ssh: Callable[[Door], str]
+    ssh, *parts = BROKEN[why]
+    begun = time.monotonic()
+    code, errors = ended(door.train(tmp_path, f"launch.ssh={ssh(door)}"), timeout=40)  # launch.timeout is 300
+    assert code == 2, errors
+    for part in (HOSTS[1], *parts):
+        assert part in sentence(errors)
+    assert not (tmp_path / "run").exists()
+    assert time.monotonic() - begun < 40
+
+
+@pytest.mark.parametrize("moment", ["starting", "training"])
+def test_nothing_stays_on_the_other_host_when_the_first_is_killed(moment, door, tmp_path):
+    run = Run(tmp_path / "run")
+    first = door.train(tmp_path)
+    happened = {"starting": lambda: any("--join" in line for line in door.left_behind()),
+                "training": lambda: num_records(run) >= 3}[moment]  # fmt: skip
+    until(lambda: happened() or first.poll() is not None, moment)
+    first.kill()
+    ended(first)
+    door.until_empty()
+    if moment == "training":
+        until(lambda: run.summary()["state"] == "interrupted", "saved by the instances")
