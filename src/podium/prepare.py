@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from podium.data.arrays import Source
+from podium.engine.allocator import keep_memory
 from podium.engine.instances import Instances
+from podium.engine.operators import apply_layout, resolve_layout
 from podium.engine.randomness import seed_torch
 from podium.engine.span import check_span, largest_span
 from podium.errors import UserError
@@ -53,6 +55,7 @@ def prepare(
     topology = topology or build_topology(recipe.batch.num_replicas)
     threads = threads or threads_per_replica(recipe, topology)
     torch.set_num_threads(threads)
+    keep_memory()
 
     workload: Workload = workload_class(recipe.workload.name)(recipe.workload.model, recipe.workload.data)
     samples, valid_samples = workload.source("train"), workload.source("valid")
@@ -70,6 +73,7 @@ def prepare(
 
     seed_torch(device, "weights", recipe.seed)
     model = workload.build_model().to(device).train()
+    apply_layout(model, resolve_layout(recipe.engine.layout, device))
     check_span(largest_span(model), topology.num_replicas, topology.num_instances, recipe.engine.reduction)
     optimiser = build_optimiser(recipe.optim, model, workload.param_groups(model))
     base_lr = scaled_lr(

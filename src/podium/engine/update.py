@@ -44,6 +44,8 @@ class EngineSection(Section):
     device: str = "auto"
     #: exact: the same bits on any number of instances; fast: torch's DistributedDataParallel
     reduction: Literal["exact", "fast"] = "exact"
+    #: memory layout of convolutions; part of the numerics. `auto` is channels_last on a CPU, else default
+    layout: Literal["auto", "default", "channels_last"] = "auto"
 
 
 @dataclass

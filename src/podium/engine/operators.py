@@ -1,0 +1,177 @@
+"""Faster forms of plain modules, put on a model from outside. Called by `prepare.py` before the optimiser is made.
+
+Models stay plain: their modules change class in place, to subclasses defined here, so parameters keep their names and
+shapes and a checkpoint holds the same whatever the layout. Strides of convolution weights do change.
+
+    n samples, c channels, h × w positions, k the kernel's area
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Layout = Literal["default", "channels_last"]
+#: A weight gradient as one matrix product wants the k · c inputs of every position side by side in memory; within these
+#: bounds the copy costs less than it saves (bench/operators).
+_LEAST_CHANNELS = 16
+_MOST_PATCH_BYTES = 64 << 20
+
+
+def resolve_layout(choice: Literal["auto"] | Layout, device: torch.device) -> Layout:
+    """`auto`: what is fastest on the kind of device, whatever the model. It is part of the numerics."""
+    if choice != "auto":
+        return choice
+    return "channels_last" if device.type == "cpu" else "default"
+
+
+def apply_layout(model: nn.Module, layout: Layout) -> None:
+    """Puts the convolutions of `model` (1-D and 2-D) and their pools on a memory layout; others stay as they are."""
+    if layout == "default":
+        return
+    for module in model.modules():
+        faster = _FASTER.get(type(module))
+        if faster is None:
+            continue
+        module.__class__ = faster
+        if isinstance(module, nn.Conv1d | nn.Conv2d):
+            module.weight.data = _channels_innermost(module.weight.data)
+
+
+def _channels_innermost(weight: Tensor) -> Tensor:
+    """(out, in, …) with the same values, the elements of `in` side by side in memory."""
+    return weight.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """(n, c, h, w) with strides that say channels-last.
+
+    torch takes a tensor of one channel or one position for both layouts at once, and goes by its strides.
+    """
+    _, c, h, w = tensor.shape
+    stride = (c * h * w, 1, c * w, c)
+    if tensor.stride() == stride:
+        return tensor
+    tensor = tensor.contiguous(memory_format=torch.channels_last)
+    return tensor if tensor.stride() == stride else tensor.as_strided(tensor.shape, stride)
+
+
+class _Convolution(torch.autograd.Function):
+    """torch's convolution of channels-last images, with gradients of weight and bias of our own.
+
+    The library's are slow for few channels on AVX2; as a matrix product they run at its full rate.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        image: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> Tensor:
+        ctx.save_for_backward(image, weight)
+        ctx.geometry = stride, padding, dilation, groups
+        return torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        image, weight = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.geometry
+        wants_image, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad = _channels_last(grad)
+        rows = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])  # (n · h · w, out), no copy
+        of_bias = rows.sum(0) if wants_bias else None
+        of_weight = None
+        if wants_weight and groups == 1 and set(dilation) == {1}:
+            of_weight = _weight_gradient(image, weight, rows, grad.shape[2:], stride, padding)
+        by_library = [wants_image, wants_weight and of_weight is None, False]
+        of_image = None
+        if any(by_library):
+            of_image, weight_too, _ = torch.ops.aten.convolution_backward(
+                grad, image, weight, None, stride, padding, dilation, False, [0, 0], groups, by_library
+            )
+            of_weight = weight_too if of_weight is None else of_weight
+        return of_image, of_weight, of_bias, None, None, None, None
+
+
+def _weight_gradient(
+    image: Tensor, weight: Tensor, rows: Tensor, out_size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor | None:
+    """As one matrix product, (out, n·h·w) × (n·h·w, k·c); None where the library's own way is better."""
+    num_out, c, *kernel = weight.shape
+    num_patch = kernel[0] * kernel[1] * c
+    if c < _LEAST_CHANNELS or len(rows) * num_patch * rows.element_size() > _MOST_PATCH_BYTES:
+        return None
+    if any(padding):
+        image = _channels_last(F.pad(image, (padding[1], padding[1], padding[0], padding[0])))
+    of_sample, _, of_row, of_column = image.stride()
+    patches = image.as_strided(
+        (len(image), *out_size, kernel[0], kernel[1] * c),
+        (of_sample, of_row * stride[0], of_column * stride[1], of_row, 1),
+    ).reshape(-1, num_patch)
+    return (rows.t() @ patches).view(num_out, *kernel, c).permute(0, 3, 1, 2)
+
+
+def _convolved(
+    image: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    image = _channels_last(image)
+    plain = image.dtype != torch.float32 or image.device.type != "cpu" or torch.is_autocast_enabled(image.device.type)
+    if plain or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
+    result: Tensor = _Convolution.apply(image, weight, bias, stride, padding, dilation, groups)
+    return result
+
+
+class _Conv2d(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        if self.padding_mode != "zeros" or isinstance(self.padding, str) or input.dim() != 4:
+            return super().forward(input)
+        return _convolved(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class _Conv1d(nn.Conv1d):
+    """As a 2-D one of height 1: twice as fast, for the library has channels-last kernels for these only."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.padding_mode != "zeros" or isinstance(self.padding, str) or input.dim() != 3:
+            return super().forward(input)
+        image, weight = input.unsqueeze(2), self.weight.unsqueeze(2)
+        return _convolved(
+            image, weight, self.bias, (1, *self.stride), (0, *self.padding), (1, *self.dilation), self.groups
+        ).squeeze(2)
+
+
+class _MaxPool1d(nn.MaxPool1d):
+    def forward(self, input: Tensor) -> Any:
+        if self.return_indices or input.dim() != 3:
+            return super().forward(input)
+        (size,), (stride,), (padding,), (dilation,) = map(
+            _single, (self.kernel_size, self.stride, self.padding, self.dilation)
+        )
+        pooled = F.max_pool2d(input.unsqueeze(2), (1, size), (1, stride), (0, padding), (1, dilation), self.ceil_mode)
+        return pooled.squeeze(2)
+
+
+def _single(value: int | tuple[int, ...]) -> tuple[int]:
+    return (value,) if isinstance(value, int) else (value[0],)
+
+
+_FASTER: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv1d: _Conv1d,
+    nn.Conv2d: _Conv2d,
+    nn.MaxPool1d: _MaxPool1d,
+}

@@ -1,0 +1,107 @@
+"""Faster forms of modules give what the plain ones give, and leave no trace in a checkpoint."""
+
+import copy
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from podium.engine.operators import apply_layout, resolve_layout
+
+CONVOLUTIONS = {
+    "one channel": (nn.Conv2d(1, 8, 3), (5, 1, 12, 9)),
+    "few channels": (nn.Conv2d(4, 6, (3, 2)), (3, 4, 8, 7)),
+    "as a product": (nn.Conv2d(16, 24, 3), (4, 16, 9, 7)),
+    "padded and strided": (nn.Conv2d(20, 8, 3, stride=2, padding=1), (2, 20, 11, 8)),
+    "uneven": (nn.Conv2d(16, 8, (1, 5), stride=(1, 3), padding=(0, 2)), (2, 16, 4, 20)),
+    "pointwise": (nn.Conv2d(32, 16, 1, bias=False), (2, 32, 6, 6)),
+    "grouped": (nn.Conv2d(16, 16, 3, groups=4), (2, 16, 6, 6)),
+    "dilated": (nn.Conv2d(16, 8, 3, dilation=2), (2, 16, 9, 9)),
+    "same size": (nn.Conv2d(16, 8, 3, padding="same"), (2, 16, 6, 6)),
+    "mirrored": (nn.Conv2d(16, 8, 3, padding=1, padding_mode="reflect"), (2, 16, 6, 6)),
+    "one position": (nn.Conv2d(16, 8, 4), (3, 16, 4, 4)),
+    "1-D": (nn.Conv1d(4, 30, 4), (3, 4, 50)),
+    "1-D as a product": (nn.Conv1d(30, 9, 4, stride=2, padding=1), (3, 30, 21)),
+    "1-D, one channel": (nn.Conv1d(1, 9, 4, bias=False), (3, 1, 21)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("wants_input", [True, False])
+def test_a_convolution_and_its_gradients_are_those_of_torch(name, wants_input):
+    plain, shape = CONVOLUTIONS[name]
+    plain = copy.deepcopy(plain).double().float()
+    fast = copy.deepcopy(plain)
+    apply_layout(fast, "channels_last")
+    assert type(fast) is not type(plain)
+    torch.manual_seed(3)
+    image = torch.randn(shape)
+    grads = []
+    for module in (copy.deepcopy(plain).double(), fast):
+        x = image.to(next(module.parameters()).dtype).requires_grad_(wants_input)
+        y = module(x)
+        (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
+        grads.append([y, *(p.grad for p in module.parameters()), *([x.grad] if wants_input else [])])
+    for want, got in zip(*grads, strict=True):
+        assert got.shape == want.shape
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool1d(4), nn.MaxPool1d(3, stride=2, padding=1), nn.MaxPool1d(2, ceil_mode=True)]
+)
+def test_a_pool_and_its_gradient_are_those_of_torch_to_the_bit(pool):
+    fast = copy.deepcopy(pool)
+    apply_layout(fast, "channels_last")
+    results = []
+    for module in (pool, fast):
+        x = torch.arange(3 * 5 * 21).remainder(17).float().view(3, 5, 21).requires_grad_()  # with ties
+        y = module(x)
+        (y * torch.arange(y.numel()).view(y.shape)).sum().backward()
+        results.append((y, x.grad))
+    for want, got in zip(*results, strict=True):
+        assert torch.equal(want, got)
+
+
+def test_a_layout_changes_neither_names_nor_shapes_nor_values():
+    plain = nn.Sequential(nn.Conv1d(3, 4, 2), nn.Conv2d(2, 5, 3), nn.Conv3d(1, 2, 2), nn.Linear(3, 2))
+    fast = copy.deepcopy(plain)
+    apply_layout(fast, "channels_last")
+    for (name, want), (fast_name, got) in zip(plain.state_dict().items(), fast.state_dict().items(), strict=True):
+        assert name == fast_name
+        assert torch.equal(want, got)
+    fast.load_state_dict(plain.state_dict())
+    assert [p.stride() for p in fast.parameters()] != [p.stride() for p in plain.parameters()]
+
+
+def test_the_default_layout_leaves_a_model_alone():
+    model = nn.Sequential(nn.Conv1d(3, 4, 2), nn.MaxPool1d(2))
+    apply_layout(model, "default")
+    assert type(model[0]) is nn.Conv1d
+
+
+def test_auto_depends_on_the_kind_of_device_alone():
+    assert resolve_layout("auto", torch.device("cpu")) == "channels_last"
+    assert resolve_layout("auto", torch.device("cuda")) == "default"
+    assert resolve_layout("default", torch.device("cpu")) == "default"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such settings")
+def test_freed_memory_stays_with_the_process():
+    script = """
+import resource, torch
+from podium.engine.allocator import keep_memory
+assert keep_memory()
+def faults(times):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(times):
+        torch.empty(40 << 20, dtype=torch.uint8).fill_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(20)  # the heap finds its shape
+print(faults(10))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(result.stdout) < 1000  # 40 MB are 10,240 pages
