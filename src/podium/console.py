@@ -135,7 +135,7 @@ def _facts_text(facts: Mapping[str, Any]) -> str:
 class LiveDisplay:
     """A bar that is drawn over and over, in a terminal; milestones (a validation) stay on the screen above it."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24, complete_style="cyan"),
@@ -145,7 +145,7 @@ class LiveDisplay:
             transient=True,
             refresh_per_second=5,
         )
-        self._task = self._progress.add_task("training", total=None, facts="")
+        self._task = self._progress.add_task(what, total=None, facts="")
 
     def update(self, done: int, total: int, facts: Mapping[str, Any], *, milestone: bool = False) -> None:
         self._progress.update(self._task, completed=done, total=total, facts=_facts_text(facts))
@@ -190,8 +190,8 @@ class NoDisplay(PlainDisplay):
         pass
 
 
-def progress_display(lead: bool = True) -> Display:
+def progress_display(lead: bool = True, what: str = "training") -> Display:
     """The display that fits where standard error goes."""
     if not lead:
         return NoDisplay()
-    return LiveDisplay() if err.is_terminal else PlainDisplay()
+    return LiveDisplay(what) if err.is_terminal else PlainDisplay()

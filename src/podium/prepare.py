@@ -42,15 +42,27 @@ class Prepared:
     lengths: Lengths
 
     @property
+    def local_replicas(self) -> range:
+        """The replicas that this instance carries."""
+        return self.topology.local_replicas(self.instances.index)
+
+    @property
     def lead(self) -> bool:
         """Instance 0 alone writes files and speaks."""
         return self.instances.index == 0
 
 
 def prepare(
-    recipe: Recipe, topology: Topology | None = None, instances: Instances | None = None, threads: int | None = None
+    recipe: Recipe,
+    topology: Topology | None = None,
+    instances: Instances | None = None,
+    threads: int | None = None,
+    data_of: Prepared | None = None,
 ) -> Prepared:
-    """Builds everything, touching no run folder: whatever is wrong with the recipe or the data shows here."""
+    """Builds everything, touching no run folder: whatever is wrong with the recipe or the data shows here.
+
+    `data_of`: takes the samples of what was prepared before for the same workload, instead of opening them again.
+    """
     device = resolve_device(recipe.engine.device)
     topology = topology or build_topology(recipe.batch.num_replicas)
     threads = threads or threads_per_replica(recipe, topology)
@@ -58,7 +70,10 @@ def prepare(
     keep_memory()
 
     workload: Workload = workload_class(recipe.workload.name)(recipe.workload.model, recipe.workload.data)
-    samples, valid_samples = workload.source("train"), workload.source("valid")
+    if data_of is None:
+        samples, valid_samples = workload.source("train"), workload.source("valid")
+    else:
+        workload, samples, valid_samples = data_of.workload, data_of.samples, data_of.valid_samples
     global_batch = recipe.batch.global_batch
     updates_per_epoch = len(samples) // global_batch
     if updates_per_epoch == 0:

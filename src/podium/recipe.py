@@ -107,6 +107,16 @@ def recipe_from_tree(tree: Tree, origins: Mapping[str, str] | None = None, where
     return validated(_schema(name), tree, origins, where)
 
 
+def recipe_with(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:
+    """The recipe with other values for some dotted keys. Batch sizes that are not given are derived anew."""
+    tree = recipe.tree()
+    if any(key.startswith("batch.") for key in keys):
+        tree["batch"]["global"] = None
+    for dotted, value in keys.items():
+        _merge(tree, _nested(dotted, value), {}, None)
+    return recipe_from_tree(tree)
+
+
 def validated(
     schema: type[SectionT], tree: Tree, origins: Mapping[str, str] | None = None, where: str = COMMAND_LINE
 ) -> SectionT:

@@ -174,7 +174,7 @@ def environment(threads_per_replica: int, device: torch.device) -> dict[str, Any
         "device": str(device),
         "num_cores": len(usable_cores()),
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
-        "processor": _processor(),
+        "processor": processor(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "packages": {name: metadata.version(name) for name in ("numpy", "h5py", "safetensors", "pydantic")},
@@ -216,7 +216,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What the machine calls its processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -22,11 +22,13 @@ from torch import Tensor, nn
 
 from podium.batch import BatchSection
 from podium.engine.buckets import Buckets
+from podium.engine.compiled import compiled
 from podium.engine.fast import Fast
 from podium.engine.instances import Instances
 from podium.engine.randomness import seed_torch
 from podium.engine.reduce import Local, Reduction, TreeSum, replica_mean
 from podium.engine.span import SideBySide, check_span, largest_span
+from podium.errors import UserError
 from podium.optim.optimisers import Optimiser, clip_divisor, step
 from podium.schema import Section
 from podium.workloads.base import Loss, Workload
@@ -46,6 +48,12 @@ class EngineSection(Section):
     reduction: Literal["exact", "fast"] = "exact"
     #: memory layout of convolutions; part of the numerics. `auto` is channels_last on a CPU, else default
     layout: Literal["auto", "default", "channels_last"] = "auto"
+    #: make machine code of the whole model with torch.compile; part of the numerics
+    compile: bool = False
+    #: choices measured by `podium tune`: use those remembered, or measure first where there are none
+    tune: Literal["off", "remembered", "measure"] = "remembered"
+    #: also the choices that change bits
+    tune_bits: bool = False
 
 
 @dataclass
@@ -163,10 +171,12 @@ class Engine:
         *,
         instances: Instances | None = None,
         reduction: Literal["exact", "fast"] = "exact",
+        compile: bool = False,
         waited: Callable[[float], None] = lambda seconds: None,
+        compiled_in: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """`replicas` are those of this instance: its aligned block. `waited` is told the seconds of every wait for
-        other instances."""
+        other instances, `compiled_in` those of a compilation."""
         self.model = model
         self._workload = workload
         self._optimiser = optimiser
@@ -188,6 +198,10 @@ class Engine:
         span = largest_span(model)
         check_span(span, self._num_replicas, self._instances.count, reduction)
         self._reduction: Reduction
+        if compile:
+            if span > 1:
+                raise UserError(f"norm.span = {span} cannot be compiled: leave engine.compile=false")
+            model = compiled(model, self._device, compiled_in)
         if self._instances.count == 1:
             self._reduction = Local(model, self._params, self._averaged)
         elif reduction == "exact":

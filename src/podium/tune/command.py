@@ -1,0 +1,265 @@
+"""`podium tune`, and what `podium train` makes of what was measured before."""
+
+import datetime
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from podium import console
+from podium.engine.compiled import has_compiler
+from podium.engine.operators import resolve_layout
+from podium.errors import UserError
+from podium.prepare import prepare
+from podium.recipe import Recipe, load_recipe, recipe_with, to_yaml
+from podium.run import replace_file
+from podium.topology import build_topology, resolve_device, resolve_threads, usable_cores
+from podium.tune.measure import Crew
+from podium.tune.remember import Remembered, recall, remember
+from podium.tune.space import KEYS, PRESERVING, Choice, choices, halve
+from podium.workloads.base import Table
+
+#: how long the search may take, its last measurements apart
+SEARCH_S = 60.0
+_FIRST_VISIT_S = 0.4
+_LAST_VISIT_S = 1.5
+_FINAL_VISITS = 2
+#: compilation is given up after so long; one visit otherwise
+_COMPILE_S = 40.0
+_VISIT_TIMEOUT_S = 120.0
+#: a gain below this is noise
+_LEAST_GAIN = 1.05
+_ROWS = 14
+
+
+def tune(name: str, overrides: Sequence[str], write: Path | None, seconds: float = SEARCH_S) -> None:
+    """Measures, shows a table, remembers the outcome; `write` also puts the best of all into a recipe file."""
+    if write is not None and write.exists():
+        raise UserError(f"{write} is there already: choose another name")
+    recipe = load_recipe(name, overrides)
+    found, rates, base, took_s = _measured(name, overrides, recipe, seconds)
+    console.show_table(_table(name, rates, base, took_s))
+    path = remember(recipe, resolve_device(recipe.engine.device), found)
+    console.say(_outcome(name, found, path))
+    if write is not None:
+        _write_recipe(write, name, overrides, recipe, found)
+
+
+def tuned(name: str, overrides: Sequence[str], recipe: Recipe, instances: str | None) -> tuple[list[str], str | None]:
+    """The overrides and the number of instances to train with, given what was measured; says so when they change.
+
+    Choices that change bits are made only where the recipe has `engine.tune_bits`.
+    """
+    if recipe.engine.tune == "off":
+        return list(overrides), instances
+    device = resolve_device(recipe.engine.device)
+    found = recall(recipe, device)
+    if found is None:
+        if recipe.engine.tune == "remembered":
+            return list(overrides), instances
+        found, *_ = _measured(name, overrides, recipe, SEARCH_S)
+        remember(recipe, device, found)
+    keys = dict(found.best if recipe.engine.tune_bits else found.preserving)
+    count = keys.pop("instances", None)
+    given = _given(recipe) if not recipe.engine.tune_bits else frozenset()
+    keys = {key: value for key, value in keys.items() if key not in given}
+    if instances is not None:
+        count = None
+    if keys or count:
+        said = _said(keys | ({"instances": count} if count else {}))
+        console.say(f"as measured on {found.measured}: {said} (engine.tune=off leaves it)")
+    more = [f"{key}={_yaml_value(value)}" for key, value in _complete(recipe, keys).items()]
+    return [*overrides, *more], str(count) if count else instances
+
+
+def _measured(
+    name: str, overrides: Sequence[str], recipe: Recipe, seconds: float
+) -> tuple[Remembered, dict[Choice, float], Choice, float]:
+    began = time.monotonic()
+    cores = len(usable_cores())
+    device = resolve_device(recipe.engine.device)
+    base = Choice(
+        layout=resolve_layout(recipe.engine.layout, device),
+        compile=recipe.engine.compile,
+        threads=resolve_threads(recipe.engine.threads, cores, recipe.batch.num_replicas),
+        micro=recipe.batch.micro_batch,
+        accumulation=recipe.batch.num_accumulation,
+        replicas=recipe.batch.num_replicas,
+        instances=1,
+        prefetch=recipe.engine.prefetch,
+    )
+    prepare(recipe, build_topology(base.replicas), threads=base.threads)  # data are made, mistakes are found
+    search = _Search(name, overrides, seconds)
+    try:
+        with console.progress_display(what="tuning") as search.display:
+            rates = halve(
+                choices(base, cores, _given(recipe)), base, search.rate, first_s=_FIRST_VISIT_S, time_left=search.left
+            )
+            if base not in rates:
+                raise UserError("the recipe itself could not be run: `podium train` says why")
+            _try_on_the_best(rates, base, search, _given(recipe), seconds)
+    finally:
+        search.close()
+    same = _best([choice for choice in rates if choice.same_bits(base)], rates, base)
+    best = _best(list(rates), rates, base)
+    found = Remembered(
+        measured=datetime.date.today().isoformat(),
+        default_rate=rates[base],
+        preserving_rate=rates[same],
+        best_rate=rates[best],
+        preserving={key: value for key, value in same.differing(base).items() if key in PRESERVING},
+        best=best.differing(base),
+    )
+    return found, rates, base, time.monotonic() - began
+
+
+class _Search:
+    """Crews by number of instances, started when first needed, and the time that is left."""
+
+    def __init__(self, name: str, overrides: Sequence[str], seconds: float) -> None:
+        self._name, self._overrides = name, overrides
+        self._crews: dict[int, Crew] = {}
+        self._began, self._seconds = time.monotonic(), seconds
+        self.display: console.Display = console.NoDisplay()
+
+    def left(self) -> float:
+        return self._began + self._seconds - time.monotonic()
+
+    def rate(self, choice: Choice, seconds: float, timeout_s: float = _VISIT_TIMEOUT_S) -> float | None:
+        done = min(self._seconds, self._seconds - self.left())
+        self.display.update(int(done), int(self._seconds), {"trying": _said(_shown(choice))})
+        crew = self._crews.get(choice.instances)
+        if crew is None:
+            crew = self._crews[choice.instances] = Crew(choice.instances, self._name, self._overrides)
+        found = crew.rate(choice.keys(), seconds, timeout_s)
+        if not crew.waiting:
+            crew.close()
+            del self._crews[choice.instances]
+        return found
+
+    def close(self) -> None:
+        for crew in self._crews.values():
+            crew.close()
+
+
+def _try_on_the_best(
+    rates: dict[Choice, float], base: Choice, search: _Search, given: frozenset[str], seconds: float
+) -> None:
+    """Compilation and prefetch, on the best choices so far; all that may win are visited again, in turns."""
+    best, same = _best(list(rates), rates, base), _best([c for c in rates if c.same_bits(base)], rates, base)
+    finalists = [base, *(choice for choice in dict.fromkeys((same, best)) if choice != base)]
+    visit_s = min(_LAST_VISIT_S, seconds / 20)
+    if "engine.prefetch" not in given:
+        finalists += [replace(choice, prefetch=depth) for choice in dict.fromkeys((same, best)) for depth in (1, 4)]
+    if "engine.compile" not in given and has_compiler():
+        compiled = replace(best, compile=not best.compile)
+        # the first visit compiles
+        if search.rate(compiled, visit_s, timeout_s=min(_COMPILE_S, seconds)) is not None:
+            finalists.append(compiled)
+    for _ in range(_FINAL_VISITS):
+        for choice in finalists:
+            if (rate := search.rate(choice, visit_s)) is not None:
+                rates[choice] = max(rate, rates.get(choice, 0.0))
+
+
+def _best(among: Sequence[Choice], rates: Mapping[Choice, float], base: Choice) -> Choice:
+    """The fastest, unless the base is as fast but for noise."""
+    fastest = max(among, key=lambda choice: rates[choice])
+    return fastest if rates[fastest] >= _LEAST_GAIN * rates[base] else base
+
+
+def _given(recipe: Recipe) -> frozenset[str]:
+    """Keys that the recipe or the command line sets: a person has chosen, so they are left alone."""
+    return frozenset(f"engine.{key}" for key in recipe.engine.model_fields_set)
+
+
+def _complete(recipe: Recipe, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a batch size changes, all of them are said, so that nothing is derived from what was there before."""
+    if not any(key.startswith("batch.") for key in keys):
+        return dict(keys)
+    batch = recipe.batch
+    sizes = {"micro": batch.micro_batch, "accumulation": batch.num_accumulation, "replicas": batch.num_replicas}
+    return {f"batch.{key}": value for key, value in sizes.items()} | {"batch.scaling": "weak"} | dict(keys)
+
+
+# --- what a person sees -----------------------------------------------------------------------------------------------
+
+
+def _table(name: str, rates: Mapping[Choice, float], base: Choice, seconds: float) -> Table:
+    ranked = sorted(rates, key=lambda choice: -rates[choice])
+    shown = ranked[:_ROWS]
+    shown += [choice for choice in (base,) if choice not in shown]
+    rows = []
+    for choice in shown:
+        differing = choice.differing(base)
+        rows.append(
+            [
+                _said(differing) if differing else "the recipe as it is",
+                f"{rates[choice]:,.0f}",
+                f"{rates[choice] / rates[base]:.2f}",
+                "same" if choice.same_bits(base) else "others",
+            ]
+        )
+    return Table(
+        f"{name} on {len(usable_cores())} cores",
+        ["what differs", "samples/s", "against the recipe", "bits"],
+        rows,
+        f"{len(rates)} choices in {seconds:.0f} s, the best {len(shown)} shown",
+    )
+
+
+def _outcome(name: str, found: Remembered, path: Path) -> str:
+    kept = _said(found.preserving) if found.preserving else "the recipe as it is"
+    gain = found.preserving_rate / found.default_rate
+    lines = [f"remembered for training, bits unchanged: {kept} ({gain:.2f} × the recipe as it is)"]
+    if found.best != found.preserving:
+        lines.append(
+            f"faster with other bits: {_said(found.best)} ({found.best_rate / found.default_rate:.2f} ×); taken where "
+            f"the recipe has engine.tune_bits=true, or `podium tune {name} --write my.yaml` makes a recipe of it"
+        )
+    return "\n".join([*lines, f"kept in {path}"])
+
+
+def _shown(choice: Choice) -> dict[str, Any]:
+    keys = choice.keys()
+    return {**{key: keys[key] for key in KEYS.values()}, "instances": choice.instances}
+
+
+def _said(keys: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key.rpartition('.')[2]} {_yaml_value(value)}" for key, value in keys.items())
+
+
+def _yaml_value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _write_recipe(path: Path, name: str, overrides: Sequence[str], recipe: Recipe, found: Remembered) -> None:
+    keys = {key: value for key, value in found.best.items() if key != "instances"}
+    base = os.path.relpath(name, path.parent or ".") if name.endswith((".yaml", ".yml")) else name
+    tree: dict[str, Any] = {"base": base}
+    plain = load_recipe(name).tree()
+    wanted = recipe_with(recipe, _complete(recipe, keys)).tree()
+    tree.update(_differences(plain, wanted))
+    instances = found.best.get("instances")
+    command = f"podium train {path}" + (f" --instances {instances}" if instances else "")
+    text = (
+        f"# {name} as it ran fastest on {len(usable_cores())} cores, measured on {found.measured}.\n"
+        f"#\n#   {command}\n#\n"
+        f"# {found.best_rate:,.0f} samples/s; the recipe as it was: {found.default_rate:,.0f}.\n{to_yaml(tree)}"
+    )
+    replace_file(path, text.encode())
+    load_recipe(str(path))
+    console.say(f"wrote {path}: {command}")
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in after.items():
+        if isinstance(value, dict) and isinstance(before.get(key), dict):
+            if inner := _differences(before[key], value):
+                found[key] = inner
+        elif before.get(key) != value:
+            found[key] = value
+    return found

@@ -1,0 +1,66 @@
+"""The engine and the samples for a stretch of updates, from what was prepared. For training and for measuring it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from podium.data.feed import Feed, samples_per_block, train_blocks
+from podium.engine.update import Engine
+from podium.prepare import Prepared
+
+Waited = Callable[[float], None]
+
+
+def build_engine(
+    prepared: Prepared, waited: Waited = lambda seconds: None, compiled_in: Waited = lambda seconds: None
+) -> Engine:
+    """`waited` is told the seconds of every wait for other instances, `compiled_in` those of a compilation."""
+    recipe = prepared.recipe
+    return Engine(
+        prepared.model,
+        prepared.workload,
+        prepared.optimiser,
+        recipe.batch,
+        prepared.local_replicas,
+        recipe.seed,
+        recipe.optim.clip_norm,
+        instances=prepared.instances,
+        reduction=recipe.engine.reduction,
+        compile=recipe.engine.compile,
+        waited=waited,
+        compiled_in=compiled_in,
+    )
+
+
+@contextmanager
+def samples_of_updates(
+    prepared: Prepared, first: int, last: int, waited: Waited = lambda seconds: None
+) -> Iterator[Iterator[dict[str, Tensor]]]:
+    """The samples of updates first … last - 1, one update at a time: (local replicas, accumulation, micro-batch, …).
+
+    What is handed out is valid until the next is asked for; `waited` is told the seconds that a block was late.
+    """
+    recipe, batch, replicas = prepared.recipe, prepared.recipe.batch, prepared.local_replicas
+    num_local = batch.micro_batch * batch.num_accumulation * len(replicas)
+    max_samples = samples_per_block(prepared.samples, num_local, recipe.engine.updates_per_call)
+    blocks = train_blocks(
+        seed=recipe.seed,
+        num_samples=len(prepared.samples),
+        batch=batch,
+        replicas=replicas,
+        first_update=first,
+        last_update=last,
+        updates_per_block=max_samples // num_local,
+    )
+    shape = (-1, len(replicas), batch.num_accumulation, batch.micro_batch)
+    prefetch, device = recipe.engine.prefetch, prepared.device
+    with Feed(prepared.samples, blocks, max_samples, prefetch=prefetch, device=device, waited=waited) as feed:
+        yield _one_by_one(feed, shape)
+
+
+def _one_by_one(feed: Feed, shape: tuple[int, ...]) -> Iterator[dict[str, Tensor]]:
+    for block in feed:
+        rows = {name: tensor.view(*shape, *tensor.shape[1:]) for name, tensor in block.rows.items()}
+        for update in range(len(next(iter(rows.values())))):
+            yield {name: tensor[update] for name, tensor in rows.items()}
