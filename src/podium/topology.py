@@ -172,7 +172,8 @@ def find_place(env: Mapping[str, str]) -> Place | None:
     try:
         if "RANK" in env and "WORLD_SIZE" in env:
             return _place_of_torch(env)
-        if "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
+        # A batch script has the job's variables, too, but is no task of a step: it is as if a person had started it.
+        if "SLURM_STEP_ID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
             return _place_of_slurm(env)
     except (KeyError, ValueError) as error:
         raise UserError(f"the launcher's environment is incomplete or not understood: {error}") from None
@@ -200,7 +201,7 @@ def _place_of_slurm(env: Mapping[str, str]) -> Place:
     index, count = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
     hosts = int(env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES") or 1)
     # A port of its own for every job and step, so that two on one host do not meet.
-    job, step = int(env["SLURM_JOB_ID"]), int(env.get("SLURM_STEP_ID", "0"))
+    job, step = int(env["SLURM_JOB_ID"]), int(env["SLURM_STEP_ID"])
     return Place(
         index=index,
         count=count,

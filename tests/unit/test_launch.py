@@ -1,14 +1,16 @@
 """The pure parts of a launch: what to start where, what to call the cause, who fits together."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from podium.errors import UserError
 from podium.launch.failures import PEER_LOST, SILENT, Failure, cause
-from podium.launch.instance import check_hellos
+from podium.launch.instance import check_hellos, check_order, own_cores, resolved_address
 from podium.launch.local import check_clocks
 from podium.launch.plan import plan_launch, ssh_commands
 from podium.recipe import load_recipe
-from podium.topology import build_topology
+from podium.topology import Place, build_topology
 
 COMMAND = ("python", "-m", "podium", "train", "mnist", "--out", "x y")
 
@@ -93,3 +95,59 @@ def test_clocks_apart_are_one_sentence():
     check_clocks({"a": 100.0, "b": 102.0})
     with pytest.raises(UserError, match="the clocks of b and a are 60 s apart"):
         check_clocks({"a": 100.0, "b": 160.0})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "local_count", "misplaced"),
+    [("aabb", 2, None), ("ab", 1, None), ("abab", 2, 1), ("aab", 1, 1), ("aaab", 2, 2)],
+)
+def test_hosts_carry_equally_many_instances_one_after_the_other(hosts, local_count, misplaced):
+    hellos = [{"host": host} for host in hosts]
+    if misplaced is None:
+        check_order(hellos, local_count)
+    else:
+        with pytest.raises(UserError, match=f"instance {misplaced} is out of place"):
+            check_order(hellos, local_count)
+
+
+def place(index, count=4, local_count=2, address="node1"):
+    return Place(index, count, index % local_count, local_count, address, 20000, store_kept=False)
+
+
+@pytest.mark.parametrize(
+    ("cores", "taken"),
+    [
+        ([(0, 1, 2, 3)] * 4, [(0, 1), (2, 3), (0, 1), (2, 3)]),
+        ([(0, 1), (2, 3), (4, 5), (6, 7)], [(0, 1), (2, 3), (4, 5), (6, 7)]),  # the launcher has bound them
+        ([(0,)] * 4, [(0,)] * 4),
+    ],
+)
+def test_cores_are_shared_unless_the_launcher_has_shared_them_out(cores, taken):
+    assert [own_cores(place(index), cores) for index in range(4)] == taken
+
+
+def knows(monkeypatch, names, slurm=""):
+    def look_up(name):
+        if name not in names:
+            raise OSError(f"{name} is not known")
+        return names[name]
+
+    monkeypatch.setattr("socket.gethostbyname", look_up)
+    monkeypatch.setattr("subprocess.run", lambda command, **_: SimpleNamespace(stdout=slurm))
+
+
+def test_where_instances_meet_is_looked_up_by_name_and_then_in_slurm(monkeypatch):
+    knows(monkeypatch, {"node1": "10.0.0.5", "10.0.0.9": "10.0.0.9"}, slurm="   NodeAddr=10.0.0.9 NodeHostName=x\n")
+    assert resolved_address(place(0)) == "10.0.0.5"
+    assert resolved_address(place(0, address="node7")) == "10.0.0.9"
+
+
+def test_a_host_that_takes_its_name_for_loopback_is_no_place_to_meet_others(monkeypatch):
+    knows(monkeypatch, {"node1": "127.0.1.1", "127.0.0.1": "127.0.0.1"}, slurm="NodeAddr=node1")
+    assert resolved_address(place(0, count=2)) == "127.0.1.1"
+    assert resolved_address(place(0, address="127.0.0.1")) == "127.0.0.1"
+    with pytest.raises(UserError, match=r"node1, where the instances meet, is 127\.0\.1\.1 to itself"):
+        resolved_address(place(0))
+    knows(monkeypatch, {})
+    with pytest.raises(UserError, match="is not a name that is known here"):
+        resolved_address(place(0, address="node7"))

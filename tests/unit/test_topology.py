@@ -178,6 +178,7 @@ SLURM = {
     "SLURM_NNODES": "2",
     "SLURM_NODELIST": "gpu[003-004]",
     "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
     "SLURMD_NODENAME": "gpu004",
 }
 
@@ -194,8 +195,11 @@ def test_place_from_slurm():
     assert (place.address, place.host, place.store_kept) == ("gpu003", "gpu004", False)
 
 
-@pytest.mark.parametrize("env", [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, {"SLURM_PROCID": "0"}])
-def test_a_person_has_no_place(env):
+BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize("env", [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}, BATCH])
+def test_a_person_and_a_batch_script_have_no_place(env):
     assert find_place(env) is None
 
 

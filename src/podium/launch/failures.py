@@ -25,13 +25,15 @@ class Failure:
     message: str
     log: str = ""
     when: float = 0.0
+    #: whether every instance says the same, so that none needs naming
+    shared: bool = False
 
     @property
     def final(self) -> bool:
         return self.exit_code in FINAL
 
     def sentence(self) -> str:
-        where = f"instance {self.instance} on {self.host}: " if self.instance >= 0 else ""
+        where = "" if self.shared or self.instance < 0 else f"instance {self.instance} on {self.host}: "
         log = f" (traceback in {self.log})" if self.log else ""
         return f"{where}{self.message}{log}"
 

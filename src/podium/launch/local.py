@@ -36,7 +36,7 @@ from podium.console import say, warn
 from podium.errors import Interrupted, PodiumError, TrainingFailed, UserError
 from podium.launch.failures import PEER_LOST, Failure, cause, clear_failures, read_failures
 from podium.launch.plan import LaunchPlan, LaunchSection
-from podium.launch.sockets import give_up_after
+from podium.launch.sockets import give_up_after, listening_store
 from podium.launch.ssh import Other, end_with_input
 from podium.topology import ends_with_input, launch_environment, usable_cores
 
@@ -118,7 +118,7 @@ def _told(agent: "_Agent", plan: LaunchPlan, folder: Path) -> Failure | None:
 
 def _as_error(failure: Failure) -> PodiumError:
     kinds: dict[int, type[PodiumError]] = {2: UserError, 75: Interrupted}
-    # Interruptions and mistakes are everybody's: no instance needs naming unless it is its own trouble.
+    # What instance 0 has to say of mistakes and interruptions it says for all.
     plain = failure.exit_code in (2, 75) and failure.instance <= 0
     return kinds.get(failure.exit_code, TrainingFailed)(failure.message if plain else failure.sentence())
 
@@ -144,7 +144,7 @@ class _Rendezvous(DynamicRendezvousHandler):
         return self.host_index, num_hosts
 
     def _create_tcp_store_server(self, master_addr: str, master_port: int) -> dist.TCPStore:
-        return _listening_store(master_addr, master_port)
+        return listening_store(master_addr, master_port)
 
 
 class _Agent(LocalElasticAgent):
@@ -297,7 +297,13 @@ def check_clocks(clocks: Mapping[str, float]) -> None:
 def _meet(plan: LaunchPlan, section: LaunchSection) -> dist.TCPStore:
     address, port = plan.meeting
     if plan.keeps_store:
-        return _listening_store("127.0.0.1" if plan.alone else socket.gethostbyname(address), port)
+        own = "127.0.0.1" if plan.alone else socket.gethostbyname(address)
+        try:
+            return listening_store(own, port)
+        except OSError as error:
+            raise UserError(
+                f"port {port} of {own} cannot be used ({error.strerror}): choose another with launch.port"
+            ) from None
     say(f"joining {address}:{port} as {plan.host}")
     try:
         timeout = timedelta(seconds=section.timeout)
@@ -306,21 +312,3 @@ def _meet(plan: LaunchPlan, section: LaunchSection) -> dist.TCPStore:
         raise UserError(
             f"{address}:{port}, where the hosts meet, did not answer within {section.timeout:g} s"
         ) from None
-
-
-def _listening_store(address: str, port: int) -> dist.TCPStore:
-    """A store that listens on `address` alone; torch by itself would listen on all addresses of the host."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((address, port))
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"port {port} of {address} cannot be used ({error.strerror}): choose another with launch.port"
-        ) from None
-    listener.listen(1024)
-    port = listener.getsockname()[1]
-    return dist.TCPStore(
-        address, port, is_master=True, wait_for_workers=False, multi_tenant=False, master_listen_fd=listener.detach()
-    )

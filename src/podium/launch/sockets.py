@@ -1,5 +1,4 @@
-"""Connections that notice a cut link. torch's store waits for an answer as long as the system lets it, which by itself
-gives up only after many minutes; its sockets are not handed out, so they are found among this process's open files."""
+"""The sockets of torch's stores: they listen on one address, and notice a cut link."""
 
 import os
 import socket
@@ -7,9 +6,15 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+import torch.distributed as dist
+
 
 def give_up_after(timeout_s: float) -> None:
-    """From now on, a connection of this process to another host breaks when that host is silent for so long."""
+    """From now on, a connection of this process to another host breaks when that host is silent for so long.
+
+    torch's store waits for an answer as long as the system lets it, which by itself gives up only after many minutes;
+    its sockets are not handed out, so they are found among this process's open files.
+    """
     milliseconds = max(1000, int(timeout_s * 1000))
     for entry in Path("/proc/self/fd").glob("*"):
         with suppress(OSError, ValueError):
@@ -24,3 +29,22 @@ def give_up_after(timeout_s: float) -> None:
                 own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
                 own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
                 own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+def listening_store(address: str, port: int) -> dist.TCPStore:
+    """A store that listens on `address` alone; torch by itself would listen on all addresses of the host.
+
+    OSError where the port cannot be had.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+    except OSError:
+        listener.close()
+        raise
+    listener.listen(1024)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        address, port, is_master=True, wait_for_workers=False, multi_tenant=False, master_listen_fd=listener.detach()
+    )
