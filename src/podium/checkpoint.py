@@ -9,11 +9,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-import safetensors
 import safetensors.torch
 import torch
 from pydantic import PositiveInt
@@ -22,9 +24,10 @@ from torch import Tensor, nn
 from podium.durations import Duration
 from podium.engine.agree import agreed, from_first
 from podium.engine.instances import Instances
-from podium.errors import TrainingFailed, UserError, system_reason
+from podium.errors import PodiumError, TrainingFailed, UserError, system_reason
 from podium.optim.optimisers import Optimiser, load_state_tensors, state_tensors
 from podium.schema import Section
+from podium.tensor_file import read_checked, tensors_in, write_synced, write_tensors
 
 FORMAT = 1
 _PREFIX, _ASIDE = "update-", ".writing-"
@@ -61,31 +64,51 @@ class Checkpoint:
             load_state_tensors(optimiser, model, dict(self.optimiser))
 
 
-def save(
-    folder: Path,
-    update: int,
-    model: nn.Module,
-    optimiser: Optimiser,
-    state: Mapping[str, Any],
-) -> Path:
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint of one update holds, apart from the training that goes on."""
+
+    update: int
+    weights: dict[str, Tensor]
+    optimiser: dict[str, Tensor]
+    state: bytes
+
+    @classmethod
+    def take(
+        cls,
+        update: int,
+        model: nn.Module,
+        optimiser: Optimiser,
+        state: Mapping[str, Any],
+        into: "Snapshot | None" = None,
+    ) -> Self:
+        """Copies everything to the host; `into` gives the memory of a snapshot that is not needed any more."""
+        weights = _copies(model.state_dict(), into.weights if into else {})
+        tensors = _copies(state_tensors(optimiser, model), into.optimiser if into else {})
+        return cls(update, weights, tensors, json.dumps({**state, "update": update}, indent=1).encode())
+
+
+def _copies(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    copies = {}
+    for name, tensor in tensors.items():
+        copy = into.get(name)
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+        copies[name] = copy.copy_(tensor.detach())
+    return copies
+
+
+def save(folder: Path, update: int, model: nn.Module, optimiser: Optimiser, state: Mapping[str, Any]) -> Path:
+    """Writes `folder/update-…` at once."""
+    return write(folder, Snapshot.take(update, model, optimiser, state))
+
+
+def write(folder: Path, snapshot: Snapshot) -> Path:
     """Writes `folder/update-…`; on any failure nothing of it stays and earlier checkpoints are untouched."""
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    for name, tensor in weights.items():
+    update = snapshot.update
+    for name, tensor in snapshot.weights.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise TrainingFailed(f"{name} is not finite after update {update}; the last good checkpoint is kept")
-    files = {
-        "model.safetensors": safetensors.torch.save(weights),
-        "optimiser.safetensors": safetensors.torch.save(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in state_tensors(optimiser, model).items()}
-        ),
-        "state.json": json.dumps({**state, "update": update}, indent=1).encode(),
-    }
-    manifest = {
-        "format": FORMAT,
-        "files": {
-            name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()
-        },
-    }
     final = folder / f"{_PREFIX}{update:08d}"
     aside = folder / f"{_ASIDE}{final.name}"
     try:
@@ -93,9 +116,14 @@ def save(
         for left_over in folder.glob(f"{_ASIDE}*"):
             shutil.rmtree(left_over)
         aside.mkdir()
-        for name, data in files.items():
-            _write_synced(aside / name, data)
-        _write_synced(aside / "manifest.json", json.dumps(manifest, indent=1).encode())
+        written = {
+            "model.safetensors": write_tensors(aside / "model.safetensors", snapshot.weights),
+            "optimiser.safetensors": write_tensors(aside / "optimiser.safetensors", snapshot.optimiser),
+            "state.json": write_synced(aside / "state.json", [memoryview(snapshot.state)]),
+        }
+        files = {name: {"sha256": sha256, "bytes": size} for name, (sha256, size) in written.items()}
+        manifest = json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
+        write_synced(aside / "manifest.json", [memoryview(manifest)])
         _sync_folder(aside)
         if final.exists():  # saved before this run was resumed from an older one
             shutil.rmtree(final)
@@ -110,6 +138,50 @@ def save(
     return final
 
 
+class Saver:
+    """Writes checkpoints beside the training, one at a time. Use as a context manager: leaving waits for the last one.
+
+    What goes wrong with one is raised by the next call, or when left.
+    """
+
+    def __init__(self, folder: Path, section: CheckpointSection) -> None:
+        self._folder, self._section = folder, section
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="podium-checkpoint")
+        self._under_way: Future[None] | None = None
+        self._last: Snapshot | None = None
+
+    def save(
+        self, update: int, model: nn.Module, optimiser: Optimiser, state: Mapping[str, Any], best: int | None
+    ) -> None:
+        """Copies what is to be saved and returns; waits only where the one before is not written yet.
+
+        Those not to be kept are removed once it is there; `best` is the update of the best one.
+        """
+        self.wait()
+        self._last = Snapshot.take(update, model, optimiser, state, self._last)
+        self._under_way = self._writer.submit(self._write, self._last, best)
+
+    def wait(self) -> None:
+        """Returns when the last one is on the disk; raises what went wrong with it."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def _write(self, snapshot: Snapshot, best: int | None) -> None:
+        write(self._folder, snapshot)
+        prune(self._folder, self._section.keep, best if self._section.best else None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with suppress(PodiumError) if kind is not None else nullcontext():  # one reason to end is enough
+            self.wait()
+        self._writer.shutdown()
+
+
 def checkpoint_paths(folder: Path) -> list[Path]:
     """All checkpoints in a run's folder, oldest first; what is still being written is not among them."""
     return sorted(path for path in folder.glob(f"{_PREFIX}*") if path.is_dir())
@@ -121,21 +193,21 @@ def load(path: Path) -> Checkpoint:
         manifest = json.loads((path / "manifest.json").read_bytes())
         if manifest["format"] != FORMAT:
             raise UserError(f"checkpoint {path} has format {manifest['format']}, this version reads {FORMAT}")
-        data = {name: (path / name).read_bytes() for name in manifest["files"]}
+        parts = {name: read_checked(path / name) for name in manifest["files"]}
         for name, expected in manifest["files"].items():
-            if hashlib.sha256(data[name]).hexdigest() != expected["sha256"]:
+            if parts[name][1] != expected["sha256"]:
                 raise UserError(f"checkpoint {path} is damaged: {name} does not match its checksum")
-        state = json.loads(data["state.json"])
+        state = json.loads(parts["state.json"][0].numpy().tobytes())
         return Checkpoint(
             path=path,
             update=state["update"],
             state=state,
-            weights=safetensors.torch.load(data["model.safetensors"]),
-            optimiser=safetensors.torch.load(data["optimiser.safetensors"]),
+            weights=tensors_in(parts["model.safetensors"][0]),
+            optimiser=tensors_in(parts["optimiser.safetensors"][0]),
         )
     except OSError as error:
         raise UserError(f"checkpoint {path} is damaged: {error.filename or path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"checkpoint {path} is damaged: {error}") from None
 
 
@@ -183,13 +255,6 @@ def weights_sha256(model: nn.Module) -> str:
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_folder(path: Path) -> None:

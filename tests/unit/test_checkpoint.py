@@ -1,14 +1,18 @@
 """Checkpoints: whole or not there, every byte checked, nothing executed, earlier ones never harmed."""
 
 import errno
+import hashlib
 import json
 import pickle
 
 import pytest
+import safetensors.torch
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
-from podium import checkpoint
+from podium import checkpoint, tensor_file
 from podium.errors import TrainingFailed, UserError
 from podium.optim.optimisers import OptimSection, build_optimiser, state_tensors, step
 from podium.workloads.base import by_dimension
@@ -87,8 +91,6 @@ def test_pickled_code_in_place_of_weights_is_never_executed(tmp_path):
     data = pickle.dumps(Trap())
     (path / "model.safetensors").write_bytes(data)
     manifest = json.loads((path / "manifest.json").read_text())
-    import hashlib
-
     manifest["files"]["model.safetensors"] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="damaged"):
@@ -100,16 +102,17 @@ def test_pickled_code_in_place_of_weights_is_never_executed(tmp_path):
 def test_disk_full_at_any_write_leaves_the_previous_checkpoint_and_nothing_else(tmp_path, monkeypatch, call):
     model, optimiser = trained()
     checkpoint.save(tmp_path, 1, model, optimiser, {})
-    real, calls = checkpoint._write_synced, []
+    real, calls = tensor_file.write_synced, []
 
-    def full(path, data):
+    def full(path, parts):
         calls.append(path)
         if len(calls) == call:
-            path.write_bytes(data[:10])
+            path.write_bytes(parts[0][:10])
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(path, data)
+        return real(path, parts)
 
-    monkeypatch.setattr(checkpoint, "_write_synced", full)
+    monkeypatch.setattr(checkpoint, "write_synced", full)
+    monkeypatch.setattr(tensor_file, "write_synced", full)
     with pytest.raises(UserError, match="the disk is full"):
         checkpoint.save(tmp_path, 2, model, optimiser, {})
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
@@ -146,3 +149,61 @@ def test_a_checkpoint_of_another_model_is_one_sentence(tmp_path):
     path = checkpoint.save(tmp_path, 1, model, optimiser, {})
     with pytest.raises(UserError, match="does not fit the model"):
         checkpoint.load(path).restore(nn.Linear(2, 2))
+
+
+def test_files_of_tensors_are_those_of_the_safetensors_library(tmp_path):
+    tensors = {
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 3),
+        "half": torch.arange(5).bfloat16(),
+        "flags": torch.tensor([True, False, True]),
+        "long": torch.arange(7),
+        "name with ünïcode / and spaces": torch.randn(3, 4),
+        "big": torch.randn(3, 1 << 20),
+    }
+    sha256, size = tensor_file.write_tensors(tmp_path / "ours", tensors)
+    data = (tmp_path / "ours").read_bytes()
+    assert (hashlib.sha256(data).hexdigest(), len(data)) == (sha256, size)
+    theirs = safetensors.torch.load_file(tmp_path / "ours")
+    safetensors.torch.save_file(tensors, tmp_path / "theirs")
+    ours = tensor_file.tensors_in(tensor_file.read_checked(tmp_path / "theirs")[0])
+    for found in (theirs, ours):
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_file_of_tensors_are_refused(data):
+    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+        tensor_file.tensors_in(torch.frombuffer(bytearray(data + b" "), dtype=torch.uint8))
+
+
+def test_a_checkpoint_written_beside_training_is_of_the_moment_it_was_asked_for(tmp_path):
+    model, optimiser = trained()
+    with checkpoint.Saver(tmp_path, checkpoint.CheckpointSection(keep=1)) as saver:
+        for update in (1, 2, 3):
+            before = checkpoint.weights_sha256(model)
+            saver.save(update, model, optimiser, {}, best=2)
+            with torch.no_grad():
+                model[0].weight += 1.0  # training goes on
+    assert [path.name for path in checkpoint.checkpoint_paths(tmp_path)] == ["update-00000002", "update-00000003"]
+    other, other_optimiser = trained(2)
+    checkpoint.load_latest(tmp_path, print).restore(other, other_optimiser)
+    assert checkpoint.weights_sha256(other) == before
+
+
+def test_what_went_wrong_beside_training_is_raised_by_the_next_save(tmp_path):
+    model, optimiser = trained()
+    (tmp_path / "file").write_text("in the way")
+    with checkpoint.Saver(tmp_path / "file", checkpoint.CheckpointSection()) as saver:
+        saver.save(1, model, optimiser, {}, None)
+        with pytest.raises(UserError, match="could not be written"):
+            saver.save(2, model, optimiser, {}, None)
+
+
+def test_what_went_wrong_beside_training_is_raised_at_the_end(tmp_path):
+    model, optimiser = trained()
+    (tmp_path / "file").write_text("in the way")
+    saver = checkpoint.Saver(tmp_path / "file", checkpoint.CheckpointSection())
+    with pytest.raises(UserError, match="could not be written"), saver:
+        saver.save(1, model, optimiser, {}, None)
