@@ -1,0 +1,398 @@
+"""How the cost of things grows, and what else a run spends: each with the law expected and the exponent measured.
+
+    python -m bench.growth            about ten minutes; prints tables and writes bench/results/growth.md
+    python -m bench.growth --quick    a minute; to see that it works, not to measure
+    python -m bench.growth --only growth checkpoints
+
+One thread. Sizes of a series are visited in turns, three times, and the best visit of each counts: noise only slows.
+The exponent is the slope of log(cost) against log(size) over the upper half of the series.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import nn
+
+from podium import checkpoint, console
+from podium.batch import BatchSection
+from podium.data.feed import Feed, train_blocks
+from podium.data.generated import GeneratedSource
+from podium.data.order import order
+from podium.optim.optimisers import OptimSection, build_optimiser
+from podium.prepare import prepare
+from podium.recipe import load_recipe
+from podium.tune.measure import measured_rate
+from podium.workloads.base import by_dimension, workload_class
+
+RESULTS = Path(__file__).parent / "results" / "growth.md"
+PLAIN = ["workload.data.source=generated", "engine.threads=1", "valid.every=0", "schedule.warmup=0"]
+Rows = list[list[str]]
+
+
+def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """Slope in a log-log plot over the upper half of the sizes."""
+    half = len(sizes) // 2
+    slope, _ = np.polyfit(np.log(sizes[half:]), np.log(costs[half:]), 1)
+    return float(slope)
+
+
+def best_of_visits(costs: Callable[[Any], float], sizes: Iterable[Any], visits: int = 3) -> list[float]:
+    sizes = list(sizes)
+    found = [math.inf] * len(sizes)
+    for _ in range(visits):
+        for index, size in enumerate(sizes):
+            found[index] = min(found[index], costs(size))
+    return found
+
+
+def series(what: str, unit: str, law: str, sizes: Sequence[int], cost: Callable[[Any], float]) -> list[str]:
+    costs = best_of_visits(cost, sizes)
+    shown = ", ".join(f"{size:,}: {_seconds(value)}" for size, value in zip(sizes, costs, strict=True))
+    row = [what, f"{shown} {unit}", law, f"{exponent(sizes, costs):.2f}"]
+    print(" | ".join(row), flush=True)
+    return row
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.2f} µs"
+
+
+# --- growth -----------------------------------------------------------------------------------------------------------
+
+
+def update_seconds(*overrides: str, recipe: str = "mnist", seconds: float) -> float:
+    """One update of a recipe with generated samples."""
+    made = load_recipe(recipe, [*PLAIN, *overrides])
+    return made.batch.global_batch / measured_rate(prepare(made), seconds)
+
+
+def growth(quick: bool) -> Rows:
+    seconds = 0.2 if quick else 1.0
+    top = 3 if quick else 6
+    rows = [
+        series(
+            "update of mnist against micro-batch", "", "1", [8 * 2**n for n in range(top + 1)],
+            lambda micro: update_seconds(f"batch.micro={micro}", seconds=seconds),
+        ),
+        series(
+            "update of mnist (64) against the width of its convolutions", "", "1 … 2: one layer's inputs are fixed",
+            [16 * 2**n for n in range(3 if quick else 4)],
+            lambda width: update_seconds(f"workload.model.filters=[{width},{2 * width}]", seconds=seconds),
+        ),
+        series(
+            "update of mnist (micro-batch 8) against replicas of one instance", "", "1", [2**n for n in range(top)],
+            lambda count: update_seconds("batch.micro=8", f"batch.replicas={count}", seconds=seconds),
+        ),
+    ]  # fmt: skip
+    counts = [10**n for n in range(3, 6 if quick else 8)]
+    rows.append(series("order of 4,096 samples against samples in the set", "", "0", counts, order_seconds))
+    rows.append(series("feed of 8,192 samples against samples in the set", "", "0", counts, feed_seconds))
+    return rows
+
+
+def order_seconds(num_samples: int) -> float:
+    positions = np.arange(4096, dtype=np.int64) % num_samples
+    began = time.perf_counter()
+    for epoch in range(20):
+        order(1, epoch, positions, num_samples)
+    return (time.perf_counter() - began) / 20
+
+
+def feed_seconds(num_samples: int) -> float:
+    """From nothing: the feed is made, blocks come, it is closed."""
+    recipe = load_recipe("mnist", [*PLAIN, "workload.data.generated_train=4096"])
+    fields = workload_class("mnist")(recipe.workload.model, recipe.workload.data).source("train").fields
+    source = GeneratedSource(fields, num_samples, ranges={"label": (0, 10)})
+    batch = BatchSection(micro=128)
+    total, per_block = 64, 1024
+    blocks = train_blocks(
+        seed=1, num_samples=num_samples, batch=batch, replicas=range(1), first_update=0, last_update=total,
+        updates_per_block=min(per_block // 128, num_samples // 128),
+    )  # fmt: skip
+    began = time.perf_counter()
+    with Feed(source, blocks, per_block) as feed:
+        assert sum(len(block.samples) for block in feed) == total * 128
+    return time.perf_counter() - began
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+class Weights(nn.Module):
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__()
+        # weights and the two moments of the optimiser
+        self.layers = nn.ParameterList(torch.randn(num_bytes // 12 // 8) for _ in range(8))
+
+
+def checkpoints(folder: Path, quick: bool) -> tuple[Rows, Rows]:
+    """(growth with the size, GB/s against a plain copy)."""
+    megabytes = [1, 4, 16, 64] if quick else [4, 16, 64, 256, 1024]
+    kept: dict[int, tuple[nn.Module, Any]] = {}
+
+    def made(size: int) -> tuple[nn.Module, Any]:
+        if size not in kept:
+            model = Weights(size << 20)
+            section = OptimSection(name="adam", lr=1e-3)
+            kept[size] = model, build_optimiser(section, model, by_dimension(model))
+        return kept[size]
+
+    def timed(action: Callable[[], object]) -> float:
+        os.sync()
+        began = time.perf_counter()
+        action()
+        return time.perf_counter() - began
+
+    def save(size: int) -> float:
+        model, optimiser = made(size)
+        return timed(lambda: checkpoint.save(folder / str(size), 1, model, optimiser, {}))
+
+    def restore(size: int) -> float:
+        model, optimiser = made(size)
+        return timed(lambda: checkpoint.load(folder / str(size) / "update-00000001").restore(model, optimiser))
+
+    def copy(size: int) -> float:
+        """All files, read and written, and on the disk at the end."""
+        target = folder / "copy"
+        shutil.rmtree(target, ignore_errors=True)
+        found = timed(lambda: _copied(folder / str(size), target))
+        shutil.rmtree(target)
+        return found
+
+    def library(size: int) -> float:
+        """The same bytes through the safetensors library, with a checksum."""
+        import hashlib
+
+        model, optimiser = made(size)
+        weights = dict(model.state_dict())
+        moments = {f"{i}/{j}": t for i, s in enumerate(optimiser.slot_lists[0]) for j, t in enumerate(s)}
+
+        def write() -> None:
+            for name, tensors in (("a", weights), ("b", moments)):
+                data = safetensors.torch.save(tensors)
+                hashlib.sha256(data).hexdigest()
+                with (folder / name).open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+
+        found = timed(write)
+        (folder / "a").unlink()
+        (folder / "b").unlink()
+        return found
+
+    growing = [
+        series("checkpoint saved, against its megabytes", "", "1", megabytes, save),
+        series("checkpoint restored, against its megabytes", "", "1", megabytes, restore),
+    ]
+    size = megabytes[-2]
+    rates: Rows = []
+    actions = {"saved": save, "restored": restore, "plain copy of its files": copy, "saved by the library": library}
+    best = dict.fromkeys(actions, math.inf)
+    for _ in range(5):
+        for name, action in actions.items():
+            best[name] = min(best[name], action(size))
+    for name, seconds in best.items():
+        ratio = best["plain copy of its files"] / seconds
+        rates.append([name, f"{size} MB", f"{(size << 20) / seconds / 1e9:.2f} GB/s", f"{ratio:.2f}"])
+        print(" | ".join(rates[-1]), flush=True)
+    return growing, rates
+
+
+def _copied(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)
+    for path in target.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def stall(folder: Path, quick: bool) -> Rows:
+    """How much training slows down while checkpoints are written beside it: neuron/full, one every few updates."""
+    rates: dict[str, list[float]] = {"every": [], "never": []}
+    num_updates, every = (12, 4) if quick else (48, 12)
+    for _ in range(1 if quick else 5):
+        for name, found in rates.items():
+            out = folder / f"stall-{time.monotonic_ns()}"
+            saving = f"{every}up" if name == "every" else "0"
+            run_podium(
+                "neuron/full", "workload.data.samples=6144", "batch.micro=64", f"train.length={num_updates}up",
+                f"checkpoint.every={saving}", "checkpoint.best=false", "engine.updates_per_call=4", "log.report=false",
+                "valid.max_samples=8", out=out,
+            )  # fmt: skip
+            seconds = json.loads((out / "summary.json").read_text())["seconds"]
+            # both save once more at the very end
+            found.append(1 / (seconds["train"] + seconds["input_wait"] + seconds["checkpoint"]))
+    ratios = sorted(a / b for a, b in zip(rates["every"], rates["never"], strict=True))
+    middle, least, most = (100 * (1 - ratios[index]) for index in (len(ratios) // 2, -1, 0))
+    row = [
+        f"neuron/full, a checkpoint of 35 MB every {every} updates against none",
+        f"{middle:.1f} % slower ({least:.1f} … {most:.1f})",
+    ]
+    print(" | ".join(row), flush=True)
+    return [row]
+
+
+# --- a run's other costs ----------------------------------------------------------------------------------------------
+
+
+def run_podium(recipe: str, *overrides: str, out: Path) -> None:
+    command = [sys.executable, "-m", "podium", "train", recipe, *PLAIN, *overrides, "--out", str(out)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def memory(folder: Path, quick: bool) -> Rows:
+    """Peak memory of a whole run of each workload, and how much a run of four times the length needs more."""
+    rows: Rows = []
+    for recipe, micro in (("mnist", 64), ("neuron/full", 192)):
+        peaks = []
+        for num_updates in (5, 20) if quick else (25, 100):
+            out = folder / f"memory-{time.monotonic_ns()}"
+            script = (
+                "import resource, sys; from podium.cli import main\n"
+                "try: main()\n"
+                "finally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+            )
+            args = [*PLAIN, f"batch.micro={micro}", f"train.length={num_updates}up", "valid.max_samples=8",
+                    "log.report=false", "--out", str(out)]  # fmt: skip
+            ended = subprocess.run(
+                [sys.executable, "-c", script, "train", recipe, *args], check=True, capture_output=True, text=True
+            )
+            peaks.append(int(ended.stdout.split()[-1]) / 1024)
+        rows.append([f"{recipe}, micro-batch {micro}", f"{peaks[0]:,.0f} MB", f"{peaks[1] - peaks[0]:+,.0f} MB"])
+        print(" | ".join(rows[-1]), flush=True)
+    return rows
+
+
+def start_up(folder: Path) -> Rows:
+    """Seconds until a person sees something."""
+    podium = [sys.executable, "-m", "podium"]
+    rows: Rows = []
+    for name, command in (("`podium --help`", ["--help"]), ("`podium recipes`", ["recipes"])):
+        times = []
+        for _ in range(7):
+            began = time.perf_counter()
+            subprocess.run([*podium, *command], check=True, capture_output=True)
+            times.append(time.perf_counter() - began)
+        rows.append([name, f"{sorted(times)[3]:.2f} s ({min(times):.2f} … {max(times):.2f})"])
+        print(" | ".join(rows[-1]), flush=True)
+    times = []
+    for _ in range(5):
+        out = folder / f"start-{time.monotonic_ns()}"
+        args = ["train", "mnist", "workload.data.source=generated", "train.length=1up", "engine.updates_per_call=1",
+                "valid.max_samples=8", "log.report=false", "--out", str(out)]  # fmt: skip
+        began = time.perf_counter()
+        with subprocess.Popen([*podium, *args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            metrics = out / "metrics.jsonl"
+            while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
+                time.sleep(0.005)
+            times.append(time.perf_counter() - began)
+    rows.append(["first update of mnist recorded", f"{sorted(times)[2]:.2f} s ({min(times):.2f} … {max(times):.2f})"])
+    print(" | ".join(rows[-1]), flush=True)
+    return rows
+
+
+def telemetry(folder: Path, quick: bool) -> Rows:
+    """Share of the time that records, TensorBoard and the progress display take, by the clock around their calls."""
+    from podium import telemetry as module
+    from podium.console import PlainDisplay
+    from podium.train import train
+
+    spent = 0.0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal spent
+            began = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent += time.perf_counter() - began
+
+        return call
+
+    module.Telemetry.write = counted(module.Telemetry.write)  # type: ignore[method-assign]
+    PlainDisplay.update = counted(PlainDisplay.update)  # type: ignore[method-assign]
+    rows: Rows = []
+    for micro in (8, 64):
+        spent = 0.0
+        length = f"train.length={200 if quick else 2000}up"
+        recipe = load_recipe("mnist", [*PLAIN, f"batch.micro={micro}", length, "log.report=false"])
+        out = folder / f"telemetry-{micro}"
+        train(recipe, out)
+        seconds = json.loads((out / "summary.json").read_text())["seconds"]["train"]
+        rows.append([f"mnist, micro-batch {micro}, as installed", f"{100 * spent / seconds:.2f} %"])
+        print(" | ".join(rows[-1]), flush=True)
+    return rows
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def table(title: str, head: Sequence[str], rows: Rows) -> list[str]:
+    lines = [f"## {title}", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parts = ["growth", "checkpoints", "stall", "memory", "start-up", "telemetry"]
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    quick, load = options.quick, os.getloadavg()[0]
+    law = ("what", "cost", "exponent expected", "measured")
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="podium-growth-") as name:
+        folder = Path(name)
+        console.keep_log(folder / "log")
+        if "start-up" in options.only:
+            lines += table("Start-up", ("until", "median of 5 or 7 (least … most)"), start_up(folder))
+        growing = growth(quick) if "growth" in options.only else []
+        if "checkpoints" in options.only:
+            more, rates = checkpoints(folder, quick)
+            growing += more
+            lines += table("Checkpoints (best of 5, in turns)", ("what", "size", "rate", "against a copy"), rates)
+        if growing:
+            lines = [*table("Growth", law, growing), *lines]
+        if "stall" in options.only:
+            lines += table("Saving beside training", ("what", "median of 5 (least … most)"), stall(folder, quick))
+        if "memory" in options.only:
+            head = ("run", "peak of 25 updates", "100 updates need more")
+            lines += table("Peak memory", head, memory(folder, quick))
+        if "telemetry" in options.only:
+            lines += table("Records and progress", ("run", "share of the time"), telemetry(folder, quick))
+    text = "\n".join(
+        [
+            "# Growth and cost",
+            "",
+            f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
+            f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, load {load:.2f} at the start. "
+            "One thread. Made by `python -m bench.growth`.",
+            "",
+            *lines,
+        ]
+    )
+    print(text)
+    if not quick and options.only == parts:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
