@@ -9,6 +9,7 @@ import typer
 
 from podium import __version__
 from podium.errors import PodiumError
+from podium.interrupt import StopRequest
 
 # torch's libraries report every failed look-up of a host name; read when they are loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -85,17 +86,19 @@ def train(
     join: Join = False,
 ) -> None:
     """Train a recipe."""
-    from podium import commands
+    with StopRequest(os.getpid()) as stop:
+        from podium import commands
 
-    commands.train(recipe, overrides or [], out, instances, hosts, join)
+        commands.train(recipe, overrides or [], out, instances, hosts, join, stop)
 
 
 @app.command()
 def resume(run: RunFolder, instances: NumInstances = None, hosts: Hosts = None, join: Join = False) -> None:
     """Continue a run from its newest good checkpoint, on any number of instances."""
-    from podium import commands
+    with StopRequest(os.getpid()) as stop:
+        from podium import commands
 
-    commands.resume(run, instances, hosts, join)
+        commands.resume(run, instances, hosts, join, stop)
 
 
 @app.command()

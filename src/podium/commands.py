@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from podium import train as training
 from podium.console import show_table, warn
 from podium.data.hdf5 import share_memory
 from podium.engine.instances import Instances
-from podium.errors import UserError
+from podium.errors import Interrupted, UserError
 from podium.inspect_run import tell_end
+from podium.interrupt import StopRequest, resume_continues
 from podium.launch.plan import plan_launch, ssh_commands
 from podium.parallel import check_trainable
 from podium.recipe import Recipe, load_recipe
@@ -32,7 +34,13 @@ from podium.topology import (
 
 
 def train(
-    name: str, overrides: list[str], out: Path | None, num_instances: str | None, hosts: str | None, join: bool
+    name: str,
+    overrides: list[str],
+    out: Path | None,
+    num_instances: str | None,
+    hosts: str | None,
+    join: bool,
+    stop: StopRequest,
 ) -> None:
     """Trains in a new folder."""
     recipe = load_recipe(name, overrides)
@@ -44,30 +52,35 @@ def train(
         again = place.attempt > 0
         if again and out is None:
             raise UserError("the launcher has started the instances anew: give --out, so that they find their run")
-        _as_instance(place, recipe, lambda topo, them: training.train(recipe, folder, topo, them, again=again))
+        _as_instance(
+            place, recipe, stop, lambda topo, them: training.train(recipe, folder, topo, them, stop, again=again)
+        )
         return
     if not join:
         check_free(folder)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
-        tell_end(training.train(recipe, folder, topology))
+        tell_end(training.train(recipe, folder, topology, stop=stop))
         return
-    _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join)
+    with _launching(Run(folder), stop):
+        _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join)
 
 
-def resume(path: Path, num_instances: str | None, hosts: str | None, join: bool) -> None:
+def resume(path: Path, num_instances: str | None, hosts: str | None, join: bool, stop: StopRequest) -> None:
     """Continues a run on any number of instances."""
+    stop.advice = resume_continues(path)
     run = open_run(path)
     recipe = run.recipe()
     place = find_place(os.environ)
     if place is not None:
-        _as_instance(place, recipe, lambda topo, them: training.resume(run, recipe, topo, them))
+        _as_instance(place, recipe, stop, lambda topo, them: training.resume(run, recipe, topo, them, stop))
         return
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
-        tell_end(training.resume(run, recipe, topology))
+        tell_end(training.resume(run, recipe, topology, stop=stop))
         return
-    _launch(recipe, topology, ["resume", str(path)], path, hosts, join)
+    with _launching(run, stop):
+        _launch(recipe, topology, ["resume", str(path)], path, hosts, join)
 
 
 def topology(name: str, overrides: list[str], num_instances: str | None, hosts: str | None) -> None:
@@ -117,9 +130,24 @@ def _launch(
         tell_end(Run(folder))
 
 
-def _as_instance(place: Place, recipe: Recipe, body: Callable[[Topology, Instances], Run]) -> None:
+@contextmanager
+def _launching(run: Run, stop: StopRequest) -> Iterator[None]:
+    """Around a launch: signals before there are instances end it; one after the run is complete changes nothing."""
+    import podium.launch.local  # noqa: F401 (loaded before signals may raise)
+
+    stop.answer_at_once()
+    try:
+        yield
+    except Interrupted:
+        if run.summary().get("state") != "done":
+            raise
+
+
+def _as_instance(place: Place, recipe: Recipe, stop: StopRequest, body: Callable[[Topology, Instances], Run]) -> None:
     from podium.launch.instance import take_place
 
+    if place.launch_folder is not None:
+        stop.process = os.getppid()  # Podium's launcher, whose time limit goes on when it starts instances anew
     facts = {
         "podium": __version__,
         "torch": torch.__version__,

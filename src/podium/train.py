@@ -7,7 +7,6 @@ finish    summary, pictures, report
 """
 
 import math
-import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -22,7 +21,8 @@ from podium.engine.instances import Instances
 from podium.engine.update import Engine, Sums
 from podium.errors import Interrupted, TrainingFailed, UserError
 from podium.evaluate import evaluate
-from podium.interrupt import StopRequest
+from podium.interrupt import StopRequest, resume_continues
+from podium.parallel import check_trainable
 from podium.prepare import Prepared, prepare, threads_per_replica
 from podium.progress import Meter, Progress, facts, summary
 from podium.recipe import Recipe
@@ -38,34 +38,48 @@ def train(
     out: Path,
     topology: Topology | None = None,
     instances: Instances | None = None,
+    stop: StopRequest | None = None,
     *,
     again: bool = False,
 ) -> Run:
-    """Trains `recipe` in the new folder `out`, as one of `instances`.
+    """Trains `recipe` in the new folder `out`, as one of `instances`, until the end or until `stop` asks to end.
 
     `again`: the launcher has started the instances anew, so what is in `out` already is continued.
     """
-    clock, instances, run = Clock(), instances or Instances.alone(), Run(out)
+    clock, instances, run, stop = Clock(), instances or Instances.alone(), Run(out), stop or StopRequest()
     if agreed(instances, {"again": again and run.recipe_file.exists()})["again"]:
-        return resume(run, recipe, topology, instances)
+        return resume(run, recipe, topology, instances, stop)
     check_available(recipe.log)
-    threads = agreed(instances, {"threads": threads_per_replica(recipe, topology)})["threads"]
-    prepared = prepare(recipe, topology, instances, threads)
-    if instances.index == 0:
-        run = create_run(out, recipe, environment(prepared.threads, prepared.device))
-    with run.locked() if instances.index == 0 else nullcontext():
-        instances.barrier()
-        return _train(run, prepared, clock, None)
+    check_trainable(recipe.parallel)
+    with stop:
+        stop.answer_at_once()
+        threads = agreed(instances, {"threads": threads_per_replica(recipe, topology)})["threads"]
+        prepared = prepare(recipe, topology, instances, threads)
+        stop.begin(instances)
+        if instances.index == 0:
+            run = create_run(out, recipe, environment(prepared.threads, prepared.device))
+        with run.locked() if instances.index == 0 else nullcontext():
+            instances.barrier()
+            return _train(run, prepared, clock, None, stop)
 
 
 def resume(
-    run: Run, recipe: Recipe | None = None, topology: Topology | None = None, instances: Instances | None = None
+    run: Run,
+    recipe: Recipe | None = None,
+    topology: Topology | None = None,
+    instances: Instances | None = None,
+    stop: StopRequest | None = None,
 ) -> Run:
     """Continues a run from its newest good checkpoint, bit for bit as if it had never stopped."""
-    clock, instances = Clock(), instances or Instances.alone()
+    clock, instances, stop = Clock(), instances or Instances.alone(), stop or StopRequest()
     recipe = recipe or run.recipe()
     lead = instances.index == 0
-    with run.locked() if lead else nullcontext():  # from before the checkpoints are looked at: another may be saving
+    stop.advice = resume_continues(run.path)
+    # Locked before the checkpoints are looked at: another may be saving.
+    with stop, run.locked() if lead else nullcontext():
+        if lead and run.summary().get("state") == "running":  # it was killed
+            run.write_summary({**run.summary(), "state": "interrupted"})
+        stop.answer_at_once()
         recorded = run.environment() if lead else {}
         threads = recorded.get("threads_per_replica") or threads_per_replica(recipe, topology)
         prepared = prepare(recipe, topology, instances, agreed(instances, {"threads": threads})["threads"])
@@ -80,11 +94,13 @@ def resume(
             raise UserError(f"{run.path} is complete: {found.update} of {total} updates are done")
         else:
             console.say(f"resuming {run.path} after update {found.update} of {total}")
-        return _train(run, prepared, clock, found)
+        stop.begin(instances)
+        return _train(run, prepared, clock, found, stop)
 
 
-def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpoint | None) -> Run:
+def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpoint | None, stop: StopRequest) -> Run:
     progress = Progress()
+    stop.limit_to(prepared.recipe.train.time_limit)
     if found is not None:
         found.restore(prepared.model, prepared.optimiser)
         progress = Progress.from_state(found.state["progress"])
@@ -97,7 +113,7 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
     utilisation = Utilisation(len(usable_cores()))
     _write_summary(run, prepared, progress, clock, utilisation, "running")
     try:
-        stopped_by = _loop(run, prepared, progress, clock)
+        stopped_by = _loop(run, prepared, progress, clock, stop)
     except BaseException:
         with suppress(UserError):  # a full disk must not hide why the run ended
             _write_summary(run, prepared, progress, clock, utilisation, "failed")
@@ -105,8 +121,10 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
     state = "done" if stopped_by is None else "interrupted"
     _write_summary(run, prepared, progress, clock, utilisation, state)
     if stopped_by is not None:
-        again = f"podium resume {shlex.quote(str(run.path))}"
-        raise Interrupted(f"stopped by {stopped_by} after update {progress.update} and saved; `{again}` continues")
+        raise Interrupted(
+            f"stopped by {stopped_by} after update {progress.update} and saved; {resume_continues(run.path)}"
+        )
+    stop.finish()
     if prepared.lead and prepared.recipe.log.report:
         with clock.phase("report"):
             from podium.report import write_report  # draws with matplotlib, which takes long to import
@@ -137,7 +155,7 @@ def _check_equal_weights(prepared: Prepared) -> None:
             raise UserError("instances start from different weights: their data or the machines' arithmetic differ")
 
 
-def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> str | None:
+def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock, stop: StopRequest) -> str | None:
     """Updates until the end or until asked to stop; returns what asked for it."""
     recipe, total = prepared.recipe, prepared.lengths.total_updates
     batch, per_call = recipe.batch, recipe.engine.updates_per_call
@@ -146,35 +164,21 @@ def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> str
 
     replicas = prepared.topology.local_replicas(prepared.instances.index)
     engine = Engine(
-        prepared.model,
-        prepared.workload,
-        prepared.optimiser,
-        batch,
-        replicas,
-        recipe.seed,
-        recipe.optim.clip_norm,
-        instances=prepared.instances,
-        reduction=recipe.engine.reduction,
+        prepared.model, prepared.workload, prepared.optimiser, batch, replicas, recipe.seed, recipe.optim.clip_norm,
+        instances=prepared.instances, reduction=recipe.engine.reduction,
         waited=lambda seconds: clock.move("communication", seconds),
-    )
+    )  # fmt: skip
     local_batch = batch.micro_batch * batch.num_accumulation * len(replicas)
     block = samples_per_block(prepared.samples, local_batch, per_call)
     blocks = train_blocks(
-        seed=recipe.seed,
-        num_samples=len(prepared.samples),
-        batch=batch,
-        replicas=replicas,
-        first_update=progress.update,
-        last_update=total,
-        updates_per_block=block // local_batch,
-    )
+        seed=recipe.seed, num_samples=len(prepared.samples), batch=batch, replicas=replicas,
+        first_update=progress.update, last_update=total, updates_per_block=block // local_batch,
+    )  # fmt: skip
     shape = (-1, len(replicas), batch.num_accumulation, batch.micro_batch)
     saved_at = progress.update
     meter = Meter(clock, prepared.lengths, progress.update, len(usable_cores()))
-    stop = StopRequest(recipe.train.time_limit)
 
     with (
-        stop,
         Telemetry(recipe.log, run.path, run.metrics_file, recipe.tree(), lead=prepared.lead) as telemetry,
         console.progress_display(prepared.lead) as display,
         Feed(
