@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test test-fast soak check setup setup-test format clean
+.PHONY: run test test-fast soak race check setup setup-test format clean
 
 run: setup
 	$(BIN)/podium train neuron/quick
@@ -26,6 +26,11 @@ setup-test: .venv/.installed-test
 	@./scripts/test-packages
 	@touch $@
 
+.venv/.installed-bench: .venv/.installed
+	@echo "installing what Podium is raced against into .venv (once)"
+	$(PIP) -e '.[bench]'
+	@touch $@
+
 test: setup-test check
 	$(BIN)/pytest -m "not slow" -q
 	$(BIN)/pytest -m slow -q
@@ -35,6 +40,9 @@ test-fast: setup-test
 
 soak: setup-test
 	PODIUM_KILLS=50 $(BIN)/pytest tests/faults/test_lost_instances.py -k kills
+
+race: .venv/.installed-bench
+	$(BIN)/python -m bench.race
 
 check: setup-test
 	$(BIN)/ruff check

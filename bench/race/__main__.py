@@ -1,0 +1,128 @@
+"""The race: the same model, samples, optimiser and global batch, trained by Podium and by what others use.
+
+    make race                                   all of it: half an hour on an idle machine; writes bench/results/race.md
+    python -m bench.race --quick                to see that it works, not to measure
+    python -m bench.race --lanes mnist-8 --contenders podium pytorch --rounds 3
+
+Podium          `podium train` as installed, on the wall clock: feed, metric records, TensorBoard, and a checkpoint in
+                every stretch, which in a real training comes once in minutes.
+PyTorch loop    as its tutorials write it, with a DataLoader (and once more with two loader workers), torch's optimiser
+                and torch's number of threads.
+Lightning       its Trainer with logger, checkpoints, progress bar and summary switched off.
+Accelerate      the loop of its tutorials.
+
+All train the workload's own module from the same initial weights. The others find the samples ready as float tensors
+in memory (Podium keeps them as stored, and converts them while it trains), save nothing and look at no loss.
+
+For every lane, first each contender trains 100 updates without dropout; afterwards all must have the plain loop's loss
+(within rounding, see `page.py`), or the lane is void and the exit code 1. Then rounds: in each one, every contender
+warms up and is timed for some seconds in a process of its own; who begins changes from round to round.
+"""
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.race.contenders import CONTENDERS, PLAIN
+from bench.race.heat import Heat
+from bench.race.lane import build_workload
+from bench.race.lanes import LANES
+from bench.race.machine import flops_per_sample, sgemm_peak
+from bench.race.page import LaneResult, load_average, page
+from bench.race.process import run_heat
+
+RESULTS = Path(__file__).parents[1] / "results" / "race.md"
+#: the loss is compared after these; those of the warm-up do not count for the first guess at the speed
+_COMPARED, _COMPARED_WARMUP = 100, 40
+MIN_ROUNDS = 5
+
+
+def main() -> None:
+    options = _options()
+    load = load_average()
+    if load > 0.5:
+        print(f"the machine is busy (load {load:.2f}): the numbers will say little")
+    results, peaks = [], [sgemm_peak()]
+    for name in options.lanes:
+        with tempfile.TemporaryDirectory(prefix="podium-race-") as folder:
+            results.append(race(name, options.contenders, options.rounds, options.seconds, Path(folder)))
+        peaks.append(sgemm_peak())
+    text = page(results, max(peaks), options.rounds, options.seconds, load)
+    print(f"\n{text}")
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text, encoding="utf-8")
+        print("written to", options.out)
+    void = [result.lane.name for result in results if result.deviating]
+    if void:
+        sys.exit(f"void, as not all contenders have the plain loop's loss: {', '.join(void)}")
+
+
+def race(lane_name: str, contenders: list[str], num_rounds: int, seconds: float, folder: Path) -> LaneResult:
+    """One lane: the comparison of losses, then the rounds."""
+    lane = LANES[lane_name]
+    lane.make_data(folder)
+    recipe = lane.load(folder)
+    build_workload(recipe).source("train")  # makes data that is simulated
+    result = LaneResult(lane, flops_per_sample(lane, recipe))
+
+    guesses = {}
+    for contender in [PLAIN, *(name for name in contenders if name != PLAIN)]:
+        heat = Heat(contender, lane_name, str(folder), _COMPARED_WARMUP, _COMPARED - _COMPARED_WARMUP, compare=True)
+        done = run_heat(heat)
+        assert done.loss is not None
+        result.losses[contender], result.threads[contender] = done.loss, done.threads
+        guesses[contender] = done.samples_per_second
+        _say(f"{lane_name}: {contender}: loss {done.loss:.7g}, {result.deviation(contender):.1e} off")
+    if result.deviating:
+        return result
+
+    # Podium tells the time with its records, so warm-up and stretch end with one. The first record is slow to write.
+    per_record = recipe.engine.updates_per_call
+    result.rates = {contender: [] for contender in contenders}
+    for number in range(num_rounds):
+        first = number % len(contenders)
+        for contender in contenders[first:] + contenders[:first]:
+            num_records = round(seconds * guesses[contender] / recipe.batch.global_batch / per_record)
+            heat = Heat(contender, lane_name, str(folder), 2 * per_record, per_record * max(1, num_records))
+            done = run_heat(heat)
+            result.rates[contender].append(done.samples_per_second)
+            rate = f"{done.samples_per_second:,.0f} samples/s over {done.seconds:.1f} s"
+            _say(f"{lane_name}, round {number + 1} of {num_rounds}: {contender}: {rate}")
+    return result
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lanes", nargs="+", choices=LANES, default=list(LANES), metavar="LANE", help=", ".join(LANES))
+    parser.add_argument(
+        "--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="NAME",
+        help=", ".join(CONTENDERS),
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of one stretch of one contender")
+    parser.add_argument("--quick", action="store_true", help="2 rounds of 1 s")
+    parser.add_argument(
+        "--out", type=Path, help=f"file for the table [default: {RESULTS.name} in bench/results after a whole race]"
+    )
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.seconds = 2, 1.0
+    whole = set(options.lanes) == set(LANES) and set(options.contenders) == set(CONTENDERS)
+    if whole and options.rounds >= MIN_ROUNDS and options.out is None:
+        options.out = RESULTS
+    missing = {CONTENDERS[name].package for name in options.contenders}
+    missing = {package for package in missing if importlib.util.find_spec(package) is None}
+    if missing:
+        sys.exit(f"not installed: {', '.join(sorted(missing))}; `make race` installs them")
+    return options
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

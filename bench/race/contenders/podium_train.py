@@ -1,0 +1,43 @@
+"""Podium as installed: `podium train` with its feed, metric records, TensorBoard and checkpoints.
+
+Timed by its own records, on the wall clock: everything between the record that ends the warm-up and the last one
+counts, also writing the records and a checkpoint half-way (with the trial of its weights on validation samples).
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.race.heat import Heat, Outcome
+from bench.race.lane import build_model, build_workload
+from podium import checkpoint
+from podium.run import Run
+
+
+def race(heat: Heat) -> Outcome:
+    run = Run(Path(heat.folder) / "run")
+    overrides = [
+        *heat.overrides,
+        f"train.length={heat.total_updates}up",
+        f"checkpoint.every={heat.num_warmup + heat.num_updates // 2}up",
+        # The others neither validate nor draw pictures: here that happens after the last update only.
+        "valid.every=0",
+        "valid.max_samples=8",
+        "log.report=false",
+    ]
+    if heat.compare:  # a record where the warm-up ends, and one before it: the first is slow to write
+        overrides.append(f"engine.updates_per_call={heat.num_warmup // 2}")
+    command = [sys.executable, "-m", "podium", "train", heat.lane.recipe, *overrides, "--out", str(run.path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    assert run.recipe().log.tensorboard, "as installed"
+    at = {record["update"]: record["time/total_s"] for record in run.records()}
+    seconds = at[heat.total_updates] - at[heat.num_warmup]
+
+    model = build_model(heat.recipe(), build_workload(heat.recipe()))
+    saved = checkpoint.load_latest(run.checkpoints, sys.exit)
+    assert saved is not None
+    assert saved.update == heat.total_updates
+    saved.restore(model)
+    return Outcome(seconds, model, run.environment()["threads_per_replica"])

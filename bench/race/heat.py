@@ -1,0 +1,79 @@
+"""What a contender is asked to do in one heat, and what it hands back."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bench.race.lane import Lane, Task, build_task
+from bench.race.lanes import LANES
+from podium.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Heat:
+    """One contender on one lane: some updates to warm up, then those that are timed."""
+
+    contender: str
+    lane_name: str
+    #: where the lane's data is
+    data_folder: str
+    num_warmup: int
+    num_updates: int
+    #: nothing random in training, and the loss is looked at
+    compare: bool = False
+    #: to write in; empty at first
+    folder: str = ""
+
+    @property
+    def lane(self) -> Lane:
+        return LANES[self.lane_name]
+
+    @property
+    def total_updates(self) -> int:
+        return self.num_warmup + self.num_updates
+
+    @property
+    def overrides(self) -> list[str]:
+        return self.lane.all_overrides(Path(self.data_folder), self.compare)
+
+    def recipe(self) -> Recipe:
+        return self.lane.load(Path(self.data_folder), self.compare)
+
+    def task(self) -> Task:
+        """The lane in plain PyTorch."""
+        return build_task(self.lane, self.recipe(), self.total_updates)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `race(heat)` of a contender hands back."""
+
+    #: of the timed updates
+    seconds: float
+    #: after the last update
+    model: nn.Module
+    threads: int = field(default_factory=torch.get_num_threads)
+
+
+class Stopwatch:
+    """Told after every update; times those after the warm-up."""
+
+    def __init__(self, heat: Heat) -> None:
+        self._num_warmup, self._total = heat.num_warmup, heat.total_updates
+        self._done = 0
+        self._began = self._ended = 0.0
+
+    def update_done(self) -> None:
+        self._done += 1
+        if self._done == self._num_warmup:
+            self._began = time.perf_counter()
+        elif self._done == self._total:
+            self._ended = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        assert self._done == self._total, f"{self._done} updates instead of {self._total}"
+        return self._ended - self._began

@@ -1,0 +1,135 @@
+"""Lanes: one training each, told twice. To Podium as a recipe, to the others as plain PyTorch from the same pieces.
+
+The others get the workload's own module with Podium's initial weights, and its samples as float tensors in memory, in
+the order in which Podium takes them. So all contenders must arrive at the same loss, and that is checked.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+from podium.data.arrays import empty_buffers
+from podium.data.feed import train_blocks
+from podium.engine.randomness import seed_torch
+from podium.recipe import Recipe, load_recipe
+from podium.workloads.base import Workload, workload_class
+
+#: a plain loop's tutorial has no schedule, and torch's optimisers decay every parameter
+_AS_OTHERS_DO = ("schedule.name=constant", "schedule.warmup=0", "optim.decay_all=true")
+#: the loss is compared over the samples of so many updates
+_NUM_COMPARED = 10
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What all contenders train."""
+
+    name: str
+    title: str
+    recipe: str
+    #: of the recipe; `{folder}` in them is where `make_data` writes
+    overrides: tuple[str, ...]
+    #: switch off what is random in training, so that losses can be compared
+    not_random: tuple[str, ...]
+    #: (model, then the fields of a batch by name or in order) -> mean loss over the batch, as a tutorial writes it
+    mean_loss: Callable[..., Tensor]
+    #: of the model's parameters; torch's own, with the values of the recipe
+    optimiser: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    #: called once per race, where the recipe's data does not make itself
+    make_data: Callable[[Path], None] = lambda folder: None
+
+    def all_overrides(self, folder: Path, not_random: bool) -> list[str]:
+        texts = (*_AS_OTHERS_DO, *self.overrides, *(self.not_random if not_random else ()))
+        return [text.replace("{folder}", str(folder)) for text in texts]
+
+    def load(self, folder: Path, not_random: bool = False) -> Recipe:
+        return load_recipe(self.recipe, self.all_overrides(folder, not_random))
+
+
+class Order(Sampler[int]):
+    """Sample numbers in a given order."""
+
+    def __init__(self, samples: list[int]) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._samples)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+
+@dataclass
+class Task:
+    """A lane as plain PyTorch sees it."""
+
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
+    mean_loss: Callable[..., Tensor]
+    #: tuples of the fields, in the order of `fields`
+    dataset: TensorDataset
+    fields: tuple[str, ...]
+    order: Order
+    #: samples of one update
+    batch_size: int
+
+    def loader(self, num_workers: int = 0) -> DataLoader[Any]:
+        """All samples of the task in one pass, so that nobody starts loader workers anew for every epoch."""
+        return DataLoader(self.dataset, batch_size=self.batch_size, sampler=self.order, num_workers=num_workers)
+
+    def loss(self, model: nn.Module) -> float:
+        """Mean loss over the samples of the first updates, in evaluation mode."""
+        model.eval()
+        numbers = torch.tensor(list(self.order)[: _NUM_COMPARED * self.batch_size])
+        with torch.inference_mode():
+            batches = (self.dataset[chosen] for chosen in numbers.split(self.batch_size))
+            return float(torch.stack([self.mean_loss(model, *batch).double() for batch in batches]).mean())
+
+
+def build_workload(recipe: Recipe) -> Workload:
+    workload: Workload = workload_class(recipe.workload.name)(recipe.workload.model, recipe.workload.data)
+    return workload
+
+
+def build_model(recipe: Recipe, workload: Workload) -> nn.Module:
+    """The workload's module with the weights a run of Podium starts from.
+
+    Not by `podium.prepare`: what Podium sets up for its own speed (threads and the like) is not for the others.
+    """
+    seed_torch(torch.device("cpu"), "weights", recipe.seed)
+    return workload.build_model().train()
+
+
+def build_task(lane: Lane, recipe: Recipe, num_updates: int) -> Task:
+    """Everything in memory for so many updates."""
+    assert recipe.batch.num_accumulation == 1, "the contenders know nothing of accumulation yet"
+    workload = build_workload(recipe)
+    source = workload.source("train")
+    buffers = empty_buffers(source.fields, len(source))
+    for rows in np.array_split(np.arange(len(source)), max(1, len(source) // 1024)):
+        source.gather(rows, {name: buffer[rows[0] : rows[-1] + 1] for name, buffer in buffers.items()})
+    blocks = train_blocks(
+        seed=recipe.seed,
+        num_samples=len(source),
+        batch=recipe.batch,
+        replicas=range(recipe.batch.num_replicas),
+        first_update=0,
+        last_update=num_updates,
+        updates_per_block=len(source) // recipe.batch.global_batch,
+    )
+    model = build_model(recipe, workload)
+    return Task(
+        model,
+        lane.optimiser(model.parameters()),
+        lane.mean_loss,
+        TensorDataset(*(torch.from_numpy(buffer) for buffer in buffers.values())),
+        tuple(buffers),
+        Order(np.concatenate(list(blocks)).tolist()),
+        recipe.batch.global_batch,
+    )

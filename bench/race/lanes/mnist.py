@@ -1,0 +1,47 @@
+"""mnist at micro-batch 8 and 64: small updates, where every microsecond beside the arithmetic shows."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bench.race.lane import Lane
+from podium.data.idx import write_idx
+
+
+def write_images(folder: Path) -> None:
+    """As many images as MNIST has, in its files: a pattern per class under noise, so that there is a loss to lower."""
+    (folder / "mnist").mkdir()
+    draw = np.random.default_rng(0)
+    patterns = draw.integers(0, 128, (10, 28, 28), dtype=np.uint8)
+    for part, num_samples in (("train", 60_000), ("t10k", 1_000)):
+        labels = draw.integers(0, 10, num_samples, dtype=np.uint8)
+        images = patterns[labels] + draw.integers(0, 128, (num_samples, 28, 28), dtype=np.uint8)
+        write_idx(folder / "mnist" / f"{part}-images-idx3-ubyte", images)
+        write_idx(folder / "mnist" / f"{part}-labels-idx1-ubyte", labels)
+
+
+def mean_loss(model: nn.Module, image: Tensor, label: Tensor) -> Tensor:
+    return F.cross_entropy(model(image), label)
+
+
+def optimiser(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.03, momentum=0.9)
+
+
+LANES = [
+    Lane(
+        name=f"mnist-{micro_batch}",
+        title=f"mnist, micro-batch {micro_batch}",
+        recipe="mnist",
+        overrides=(f"batch.micro={micro_batch}", "workload.data.path={folder}/mnist"),
+        not_random=("workload.model.dropout=0",),
+        mean_loss=mean_loss,
+        optimiser=optimiser,
+        make_data=write_images,
+    )
+    for micro_batch in (8, 64)
+]

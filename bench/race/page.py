@@ -1,0 +1,112 @@
+"""What came out of a race, lane by lane, and the page that tells it."""
+
+import datetime
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+
+import torch
+
+from bench.race.contenders import CONTENDERS, PLAIN, PODIUM
+from bench.race.lane import Lane
+from podium.run import environment
+
+#: Contenders add the same numbers in different orders, and the weights go on from there: over 100 updates their losses
+#: drift apart by some 1e-6 to 1e-4. Another learning rate, sample order or initial weight shows at 1e-2 and above.
+TOLERANCE = 1e-3
+
+
+@dataclass
+class LaneResult:
+    """Losses after the same updates, and samples per second round by round."""
+
+    lane: Lane
+    flops_per_sample: float
+    losses: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    threads: dict[str, int] = field(default_factory=dict)
+
+    def deviation(self, contender: str) -> float:
+        """Of its loss from the plain loop's, relative to that."""
+        return abs(self.losses[contender] / self.losses[PLAIN] - 1)
+
+    @property
+    def deviating(self) -> list[str]:
+        """Contenders that have trained something else; with any of them the lane is void."""
+        return [contender for contender in self.losses if not self.deviation(contender) <= TOLERANCE]
+
+    def median(self, contender: str) -> float:
+        return statistics.median(self.rates[contender])
+
+    @property
+    def fastest_other(self) -> str | None:
+        others = [contender for contender in self.rates if contender != PODIUM]
+        return max(others, key=self.median) if others else None
+
+    def ratios(self, other: str) -> list[float]:
+        """Podium / other of every round: a slow minute counts on both sides."""
+        return [podium / its for podium, its in zip(self.rates[PODIUM], self.rates[other], strict=True)]
+
+
+def table(results: Sequence[LaneResult], peak: float) -> str:
+    lines = [
+        "| lane | contender | samples/s | least … most | Podium / it (least … most) | of SGEMM peak | "
+        "loss after 100 updates |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        lines += [_row(result, contender, peak) for contender in CONTENDERS if contender in result.losses]
+    return "\n".join(lines) + "\n"
+
+
+def _row(result: LaneResult, contender: str, peak: float) -> str:
+    title = CONTENDERS[contender].title
+    if contender in result.rates:
+        rates, middle = result.rates[contender], result.median(contender)
+        share = middle * result.flops_per_sample / peak
+        cells = [f"{middle:,.0f}", f"{min(rates):,.0f} … {max(rates):,.0f}", _ratio(result, contender), f"{share:.0%}"]
+    else:
+        cells = ["**void**" if contender in result.deviating else "void" if result.deviating else "–", "", "", ""]
+    shown = [result.lane.title, f"**{title}**" if contender == PODIUM else title, *cells, _loss(result, contender)]
+    return f"| {' | '.join(shown)} |"
+
+
+def _ratio(result: LaneResult, contender: str) -> str:
+    """Podium's rate by the contender's; in Podium's own row, by that of the fastest other."""
+    other = result.fastest_other if contender == PODIUM else contender
+    if other is None or PODIUM not in result.rates:
+        return ""
+    ratios = result.ratios(other)
+    middle, spread = f"{statistics.median(ratios):.2f}", f"({min(ratios):.2f} … {max(ratios):.2f})"
+    return f"**{middle}** {spread} to the fastest other" if contender == PODIUM else f"{middle} {spread}"
+
+
+def _loss(result: LaneResult, contender: str) -> str:
+    text = f"{result.losses[contender]:.6g}"
+    if contender == PLAIN:
+        return text
+    deviation = result.deviation(contender)
+    return f"{text} ({deviation:.0e} off)" if deviation else f"{text} (equal)"
+
+
+def page(results: Sequence[LaneResult], peak: float, num_rounds: int, seconds: float, load: float) -> str:
+    """The table with when, where and how."""
+    machine = environment(torch.get_num_threads(), torch.device("cpu"))
+    threads = sorted({count for result in results for count in result.threads.values()})
+    packages = {CONTENDERS[contender].package for result in results for contender in result.losses}
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in sorted(packages | {"torch"}))
+    return (
+        f"# The race\n\n"
+        f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M}; {machine['processor']}, {machine['num_cores']} cores, "
+        f"{machine['instruction_set']}, threads: {' or '.join(map(str, threads))}, load {load:.2f} at the start; "
+        f"{versions}, Python {machine['python']}. SGEMM peak {peak / 1e9:,.0f} GFLOP/s. Medians of {num_rounds} rounds "
+        f"of {seconds:g} s each, contenders in turns, each in a process of its own; ratios are those of each round. "
+        f"Made by `make race`; `bench/race/__main__.py` says what is compared.\n\n"
+        f"{table(results, peak)}"
+    )
+
+
+def load_average() -> float:
+    return os.getloadavg()[0]

@@ -1,0 +1,53 @@
+"""Every heat in a process of its own, so that what one contender sets up neither helps nor hinders another.
+
+python -m bench.race.process '{"contender": …}'        as `run_heat` starts it
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.race.contenders import CONTENDERS
+from bench.race.heat import Heat, Outcome
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is left of a heat."""
+
+    samples_per_second: float
+    seconds: float
+    threads: int
+    #: after the last update, where losses are compared
+    loss: float | None
+
+
+def run_heat(heat: Heat) -> Result:
+    """In a fresh process, with a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="podium-race-") as folder:
+        asked = json.dumps(asdict(heat) | {"folder": folder})
+        done = subprocess.run([sys.executable, "-m", "bench.race.process", asked], capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{heat.contender} failed on {heat.lane_name}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        return Result(**json.loads(_result_file(folder).read_text()))
+
+
+def main() -> None:
+    heat = Heat(**json.loads(sys.argv[1]))
+    outcome: Outcome = importlib.import_module(CONTENDERS[heat.contender].module).race(heat)
+    num_samples = heat.num_updates * heat.recipe().batch.global_batch
+    loss = heat.task().loss(outcome.model) if heat.compare else None
+    result = Result(num_samples / outcome.seconds, outcome.seconds, outcome.threads, loss)
+    _result_file(heat.folder).write_text(json.dumps(asdict(result)))
+
+
+def _result_file(folder: str) -> Path:
+    return Path(folder) / "result.json"
+
+
+if __name__ == "__main__":
+    main()
