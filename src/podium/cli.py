@@ -112,6 +112,21 @@ def topology(
 
 
 @app.command()
+def tune(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    write: Annotated[
+        Path | None, typer.Option(help="New recipe file for the fastest choice, also where it changes bits.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to search, the last comparison apart.")] = 60.0,
+) -> None:
+    """Measure what runs a recipe fastest on this machine, and remember it for training."""
+    from podium.tune.command import tune
+
+    tune(recipe, overrides or [], write, seconds)
+
+
+@app.command()
 def validate(
     run: RunFolder,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",

@@ -31,6 +31,7 @@ from podium.topology import (
     resolve_threads,
     usable_cores,
 )
+from podium.tune.command import tuned
 
 
 def train(
@@ -58,6 +59,9 @@ def train(
         return
     if not join:
         check_free(folder)
+    if hosts is None:
+        overrides, num_instances = tuned(name, overrides, recipe, num_instances)
+        recipe = load_recipe(name, overrides)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
         tell_end(training.train(recipe, folder, topology, stop=stop))

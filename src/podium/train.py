@@ -9,16 +9,16 @@ finish    summary, pictures, report
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from podium import checkpoint, console
 from podium.clock import Clock, Utilisation
-from podium.data.feed import Feed, samples_per_block, train_blocks
 from podium.engine.agree import agreed
 from podium.engine.instances import Instances
-from podium.engine.update import Engine, Sums
+from podium.engine.update import Sums
 from podium.errors import Interrupted, TrainingFailed, UserError
 from podium.evaluate import evaluate
 from podium.interrupt import StopRequest, resume_continues
@@ -29,6 +29,7 @@ from podium.recipe import Recipe
 from podium.run import Run, create_run, differing_conditions, environment
 from podium.telemetry import Telemetry, check_available
 from podium.topology import Topology, usable_cores
+from podium.updates import build_engine, samples_of_updates
 
 _KEPT = "earlier checkpoints are kept: a smaller optim.lr or an optim.clip_norm may help"
 
@@ -158,74 +159,60 @@ def _check_equal_weights(prepared: Prepared) -> None:
 def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock, stop: StopRequest) -> str | None:
     """Updates until the end or until asked to stop; returns what asked for it."""
     recipe, total = prepared.recipe, prepared.lengths.total_updates
-    batch, per_call = recipe.batch, recipe.engine.updates_per_call
+    per_call = recipe.engine.updates_per_call
     valid_every = prepared.lengths.updates(recipe.valid.every)
     save_every = prepared.lengths.updates(recipe.checkpoint.every)
 
-    replicas = prepared.topology.local_replicas(prepared.instances.index)
-    engine = Engine(
-        prepared.model, prepared.workload, prepared.optimiser, batch, replicas, recipe.seed, recipe.optim.clip_norm,
-        instances=prepared.instances, reduction=recipe.engine.reduction,
+    engine = build_engine(
+        prepared,
         waited=lambda seconds: clock.move("communication", seconds),
-    )  # fmt: skip
-    local_batch = batch.micro_batch * batch.num_accumulation * len(replicas)
-    block = samples_per_block(prepared.samples, local_batch, per_call)
-    blocks = train_blocks(
-        seed=recipe.seed, num_samples=len(prepared.samples), batch=batch, replicas=replicas,
-        first_update=progress.update, last_update=total, updates_per_block=block // local_batch,
-    )  # fmt: skip
-    shape = (-1, len(replicas), batch.num_accumulation, batch.micro_batch)
+        compiled_in=lambda seconds: clock.move("compile", seconds),
+    )
     saved_at = progress.update
     meter = Meter(clock, prepared.lengths, progress.update, len(usable_cores()))
+    late = partial(clock.move, "input_wait")
 
     with (
         Telemetry(recipe.log, run.path, run.metrics_file, recipe.tree(), lead=prepared.lead) as telemetry,
         console.progress_display(prepared.lead) as display,
-        Feed(
-            prepared.samples,
-            blocks,
-            block,
-            prefetch=recipe.engine.prefetch,
-            device=prepared.device,
-            waited=lambda seconds: clock.move("input_wait", seconds),
-        ) as feed,
+        checkpoint.Saver(run.checkpoints, recipe.checkpoint) as saver,
+        samples_of_updates(prepared, progress.update, total, late) as all_samples,
         clock.phase("train"),
     ):
-        for ready in feed:
-            rows = {name: tensor.view(*shape, *tensor.shape[1:]) for name, tensor in ready.rows.items()}
-            for index in range(len(ready.samples) // local_batch):
-                lr = prepared.schedule.lr(progress.update)
-                samples = {name: tensor[index] for name, tensor in rows.items()}
-                stopping = engine.update(progress.update, samples, lr, stop=stop.reason is not None)
-                progress.update += 1
-                update = progress.update
-                valid_due = update == total or (valid_every > 0 and update % valid_every == 0)
-                save_due = update == total or (save_every > 0 and update % save_every == 0)
-                record_due = valid_due or save_due or update % per_call == 0
-                if not (record_due or stopping):
-                    continue
+        for samples in all_samples:
+            lr = prepared.schedule.lr(progress.update)
+            stopping = engine.update(progress.update, samples, lr, stop=stop.reason is not None)
+            progress.update += 1
+            update = progress.update
+            valid_due = update == total or (valid_every > 0 and update % valid_every == 0)
+            save_due = update == total or (save_every > 0 and update % save_every == 0)
+            record_due = valid_due or save_due or update % per_call == 0
+            if not (record_due or stopping):
+                continue
 
-                progress.pending.extend(engine.collect())  # waits for the device
-                _check_finite(progress.pending, update)
-                if record_due:
-                    record = prepared.lengths.place(update) | _named("train", progress.take_train())
-                    record |= {"train/lr": lr} | meter.record(update)
-                    improved = False
-                    if valid_due:
-                        with clock.phase("valid"):
-                            improved = _validate(prepared, progress)
-                        record |= _named("valid", progress.valid_last)
-                    telemetry.write(record)
-                    line = facts(progress, prepared.lengths, meter.samples_per_second)
-                    display.update(update, total, line, milestone=valid_due)
-                    if save_due or (improved and recipe.checkpoint.best):
-                        _save(run, prepared, progress, clock)
-                        saved_at = update
-                if stopping and update < total:
-                    if saved_at != update:
-                        _save(run, prepared, progress, clock)
-                    return stop.reason or "a request to another instance"
-    return None
+            progress.pending.extend(engine.collect())  # waits for the device
+            _check_finite(progress.pending, update)
+            if record_due:
+                record = prepared.lengths.place(update) | _named("train", progress.take_train())
+                record |= {"train/lr": lr} | meter.record(update)
+                improved = False
+                if valid_due:
+                    with clock.phase("valid"):
+                        improved = _validate(prepared, progress)
+                    record |= _named("valid", progress.valid_last)
+                telemetry.write(record)
+                line = facts(progress, prepared.lengths, meter.samples_per_second)
+                display.update(update, total, line, milestone=valid_due)
+                if save_due or (improved and recipe.checkpoint.best):
+                    _save(saver, prepared, progress, clock)
+                    saved_at = update
+            if stopping and update < total:
+                if saved_at != update:
+                    _save(saver, prepared, progress, clock)
+                break
+        with clock.phase("checkpoint"):
+            saver.wait()
+    return None if progress.update == total else stop.reason or "a request to another instance"
 
 
 def _validate(prepared: Prepared, progress: Progress) -> bool:
@@ -263,7 +250,7 @@ def _named(prefix: str, means: Mapping[str, float]) -> dict[str, float]:
     return {f"{prefix}/{name}": value for name, value in means.items()}
 
 
-def _save(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> None:
+def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock: Clock) -> None:
     if not prepared.lead:
         return
     with clock.phase("checkpoint"):
@@ -277,9 +264,7 @@ def _save(run: Run, prepared: Prepared, progress: Progress, clock: Clock) -> Non
             "seconds": clock.seconds(),
             "progress": progress.state(),
         }
-        checkpoint.save(run.checkpoints, progress.update, prepared.model, prepared.optimiser, state)
-        section = prepared.recipe.checkpoint
-        checkpoint.prune(run.checkpoints, section.keep, progress.best_update if section.best else None)
+        saver.save(progress.update, prepared.model, prepared.optimiser, state, progress.best_update)
 
 
 def _write_summary(

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from podium import checkpoint
-from podium import train as training
 from podium.data.arrays import empty_buffers
 from podium.data.order import order
 from podium.engine.randomness import seed_torch
+from podium.engine.update import Engine
 from podium.errors import Interrupted
 from podium.prepare import prepare
 from podium.recipe import load_recipe
@@ -91,14 +91,14 @@ def test_interrupted_and_resumed_equals_straight_to_the_bit(tiny, tmp_path, monk
     straight = trained(tiny, tmp_path / "straight", "optim.clip_norm=0.5", "schedule.warmup=7up")
 
     seen = {"updates": 0}
-    real = training.Engine.update
+    real = Engine.update
 
     def counted(self, update, samples, lr, stop=False):
         seen["updates"] = update + 1
         return real(self, update, samples, lr, stop or seen["updates"] == stop_at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Engine, "update", counted)
+        patch.setattr(Engine, "update", counted)
         with pytest.raises(Interrupted):
             trained(tiny, tmp_path / "broken", "optim.clip_norm=0.5", "schedule.warmup=7up")
     broken = open_run(tmp_path / "broken")
