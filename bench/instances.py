@@ -27,12 +27,13 @@ CASES = {
     "neuron/full": [
         "workload.data.source=generated",
         "workload.data.samples=6144",
-        "batch.micro=24",
-        "train.length=24up",
+        "batch.micro=192",
+        "train.length=8up",
+        "engine.updates_per_call=2",
     ],
-    "mnist": ["workload.data.source=generated", "batch.micro=16", "train.length=120up"],
+    "mnist": ["workload.data.source=generated", "batch.micro=16", "train.length=120up", "engine.updates_per_call=4"],
 }
-PLAIN = ["batch.replicas=8", "engine.threads=1", "engine.updates_per_call=4", "valid.every=0", "valid.max_samples=8",
+PLAIN = ["batch.replicas=8", "engine.threads=1", "valid.every=0", "valid.max_samples=8",
          "checkpoint.every=0", "log.report=false", "log.tensorboard=false", "schedule.warmup=0"]  # fmt: skip
 
 

@@ -23,16 +23,13 @@ def assert_both_say(processes, tmp_path, *parts: str) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("host", [0, 1])
-def test_clocks_apart(host, hosts, tmp_path):
+def test_clocks_apart(hosts, tmp_path):
     if shutil.which("faketime") is None:
         pytest.skip("the command `faketime` is not installed")
     names, _ = hosts
     wrong = {"before": ("faketime", "-f", "+60s"), "env": {"DONT_FAKE_MONOTONIC": "1"}}
-    processes = [on_host(name, tmp_path, *TRAIN, **(wrong if index == host else {}))
-                 for index, name in enumerate(names)]  # fmt: skip
-    late, early = HOSTS[host], HOSTS[1 - host]
-    assert_both_say(processes, tmp_path, f"the clocks of {late} and {early} are 60 s apart")
+    processes = [on_host(names[0], tmp_path, *TRAIN), on_host(names[1], tmp_path, *TRAIN, **wrong)]
+    assert_both_say(processes, tmp_path, f"the clocks of {HOSTS[1]} and {HOSTS[0]} are 60 s apart")
 
 
 def test_different_versions_of_podium(hosts, tmp_path):

@@ -9,8 +9,10 @@ from podium.launch.failures import PEER_LOST, SILENT, Failure, cause
 from podium.launch.instance import check_hellos, check_order, own_cores, resolved_address
 from podium.launch.local import check_clocks
 from podium.launch.plan import plan_launch, ssh_commands
+from podium.launch.ssh import Other
 from podium.recipe import load_recipe
 from podium.topology import Place, build_topology
+from tests.processes import until
 
 COMMAND = ("python", "-m", "podium", "train", "mnist", "--out", "x y")
 
@@ -45,6 +47,18 @@ def test_only_the_first_host_starts_others():
     plan = plan_launch(build_topology(4, 4, ("a", "b")), frozenset({"b"}), 29400, COMMAND)
     with pytest.raises(UserError, match="a starts the other hosts"):
         ssh_commands(plan, "ssh", "/data", COMMAND)
+
+
+def test_an_ssh_that_is_not_there_is_one_sentence():
+    with pytest.raises(UserError, match=r"no-such-ssh, which would start b, cannot be run .*: set launch\.ssh"):
+        Other("b", ["no-such-ssh", "b"])
+
+
+def test_a_host_that_ends_before_it_joins_is_told_with_its_last_words():
+    other = Other("b", ["sh", "-c", "echo one; echo podium: two >&2; exit 7"])
+    with pytest.raises(UserError, match=r"b could not be started by ssh \(exit 7\): two"):
+        until(other.check, "its end")  # raises before it is true
+    other.end()
 
 
 @pytest.mark.parametrize("text", ["''", "' '", "ssh -i 'key"])
