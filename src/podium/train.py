@@ -120,12 +120,13 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
             _write_summary(run, prepared, progress, clock, utilisation, "failed")
         raise
     state = "done" if stopped_by is None else "interrupted"
+    if stopped_by is None:
+        stop.finish()
     _write_summary(run, prepared, progress, clock, utilisation, state)
     if stopped_by is not None:
         raise Interrupted(
             f"stopped by {stopped_by} after update {progress.update} and saved; {resume_continues(run.path)}"
         )
-    stop.finish()
     if prepared.lead and prepared.recipe.log.report:
         with clock.phase("report"):
             from podium.report import write_report  # draws with matplotlib, which takes long to import
