@@ -20,7 +20,7 @@ setup-test: .venv/.installed-test
 	$(PIP) -e .
 	@touch $@
 
-.venv/.installed-test: .venv/.installed
+.venv/.installed-test: .venv/.installed scripts/test-packages
 	@echo "installing what the tests need into .venv (once)"
 	$(PIP) -e '.[test]'
 	@./scripts/test-packages
