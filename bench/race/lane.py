@@ -28,7 +28,12 @@ _NUM_COMPARED = 10
 
 @dataclass(frozen=True)
 class Lane:
-    """What all contenders train."""
+    """What all contenders train.
+
+    The learning rate is low enough for rounding not to grow over the 100 updates after which losses are compared: the
+    plain loop with weights 1e-6 larger must come out within 1e-4, one that leaves out an update further away than 1e-3.
+    The speed does not depend on it.
+    """
 
     name: str
     title: str

@@ -22,8 +22,9 @@ class Result:
     samples_per_second: float
     seconds: float
     threads: int
-    #: after the last update, where losses are compared
-    loss: float | None
+    #: of the initial weights and after the last update, where losses are compared
+    first_loss: float = 0.0
+    loss: float = 0.0
 
 
 def run_heat(heat: Heat) -> Result:
@@ -40,8 +41,11 @@ def main() -> None:
     heat = Heat(**json.loads(sys.argv[1]))
     outcome: Outcome = importlib.import_module(CONTENDERS[heat.contender].module).race(heat)
     num_samples = heat.num_updates * heat.recipe().batch.global_batch
-    loss = heat.task().loss(outcome.model) if heat.compare else None
-    result = Result(num_samples / outcome.seconds, outcome.seconds, outcome.threads, loss)
+    losses = []
+    if heat.compare:
+        task = heat.task()
+        losses = [task.loss(task.model), task.loss(outcome.model)]
+    result = Result(num_samples / outcome.seconds, outcome.seconds, outcome.threads, *losses)
     _result_file(heat.folder).write_text(json.dumps(asdict(result)))
 
 
