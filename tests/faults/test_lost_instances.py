@@ -21,7 +21,8 @@ NUM_KILLS = int(os.environ.get("PODIUM_KILLS", "6"))
 NUM_KILLS_EACH = (NUM_KILLS + 1) // 2  # for each of the two workloads
 SAMPLES = {"mnist": "workload.data.generated_train=2048", "neuron": "workload.data.samples=1024"}
 LONG = ["batch.micro=2", "batch.accumulation=2", "batch.replicas=8", "schedule.warmup=3up",
-        f"train.length={max(60, 10 * NUM_KILLS)}up", "valid.every=20up", "checkpoint.every=4up", "engine.updates_per_call=2"]  # fmt: skip
+        f"train.length={max(60, 10 * NUM_KILLS)}up", "valid.every=20up", "checkpoint.every=4up",
+        "engine.updates_per_call=2"]  # fmt: skip
 
 
 def recipe_of(workload: str) -> list[str]:
