@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -158,11 +157,10 @@ def _as_instance(place: Place, recipe: Recipe, stop: StopRequest, body: Callable
         "recipe_sha256": recipe.sha256(),
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
     }
-    cores = len(place.host_cores or usable_cores())
     share_memory(place.local_count)
 
     def run(topology: Topology, instances: Instances) -> None:
-        done = body(replace(topology, host_cores=cores), instances)
+        done = body(topology, instances)
         if instances.index == 0 and place.launch_folder is None:
             tell_end(done)
 

@@ -6,7 +6,7 @@ import pytest
 
 from podium.errors import UserError
 from podium.launch.failures import PEER_LOST, SILENT, Failure, cause
-from podium.launch.instance import check_hellos, check_order, own_cores, resolved_address
+from podium.launch.instance import check_hellos, check_order, num_host_cores, own_cores, resolved_address
 from podium.launch.local import check_clocks
 from podium.launch.plan import plan_launch, ssh_commands
 from podium.launch.ssh import Other
@@ -129,15 +129,17 @@ def place(index, count=4, local_count=2, address="node1"):
 
 
 @pytest.mark.parametrize(
-    ("cores", "taken"),
+    ("cores", "taken", "in_all"),
     [
-        ([(0, 1, 2, 3)] * 4, [(0, 1), (2, 3), (0, 1), (2, 3)]),
-        ([(0, 1), (2, 3), (4, 5), (6, 7)], [(0, 1), (2, 3), (4, 5), (6, 7)]),  # the launcher has bound them
-        ([(0,)] * 4, [(0,)] * 4),
+        ([(0, 1, 2, 3)] * 4, [(0, 1), (2, 3), (0, 1), (2, 3)], [4] * 4),
+        ([(0, 1), (2, 3), (4, 5), (6, 7)], [(0, 1), (2, 3), (4, 5), (6, 7)], [4] * 4),  # the launcher has bound them
+        ([(0,)] * 4, [(0,)] * 4, [1] * 4),
     ],
 )
-def test_cores_are_shared_unless_the_launcher_has_shared_them_out(cores, taken):
+def test_cores_are_shared_unless_the_launcher_has_shared_them_out(cores, taken, in_all):
     assert [own_cores(place(index), cores) for index in range(4)] == taken
+    # engine.threads: auto goes by all cores of the host, the same in all of its instances
+    assert [num_host_cores(place(index), cores) for index in range(4)] == in_all
 
 
 def knows(monkeypatch, names, slurm=""):

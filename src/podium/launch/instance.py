@@ -62,8 +62,10 @@ def take_place(
         _use_interface(place.address)
         store = _meet(place, timeout_s)
         others = _greet(store, place, own, timeout_s)
-        os.sched_setaffinity(0, own_cores(place, [other["cores"] for other in others]))
+        all_cores = [other["cores"] for other in others]
+        os.sched_setaffinity(0, own_cores(place, all_cores))
         topology = build_topology(num_replicas, place.count, _hosts(others, place.local_count))
+        topology = replace(topology, host_cores=num_host_cores(place, all_cores))
         watch = Watch(place, others)
         instances = Instances.join(dist.PrefixStore("instances", store), place.index, place.count, timeout_s)
         give_up_after(timeout_s)
@@ -178,6 +180,12 @@ def _slurm_address(name: str) -> str:
         if match and match[1] != name:
             return socket.gethostbyname(match[1])
     return ""
+
+
+def num_host_cores(place: Place, cores: Sequence[Sequence[int]]) -> int:
+    """How many cores the instances of this host have together, whether the launcher has told them apart or not."""
+    first = place.index - place.local_index
+    return len(set().union(*map(set, cores[first : first + place.local_count])))
 
 
 def own_cores(place: Place, cores: Sequence[Sequence[int]]) -> tuple[int, ...]:
