@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -177,3 +179,25 @@ def test_metrics_file_holds_valid_json_with_places(tiny, tmp_path):
     for line in run.metrics_file.read_text().splitlines():
         record = json.loads(line)
         assert record.keys() >= {"update", "epoch", "samples", "train/loss", "train/lr", "time/input_wait_s"}
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_over_500_updates(tiny, tmp_path):
+    """With validations, checkpoints and records as they come in a run; in a process that does nothing else."""
+    script = f"""
+import psutil
+from podium.engine.update import Engine
+from podium.recipe import load_recipe
+from podium.train import train
+sizes, real = {{}}, Engine.update
+def update(self, number, *args, **kwargs):
+    if number in (100, 599):
+        sizes[number] = psutil.Process().memory_info().rss
+    return real(self, number, *args, **kwargs)
+Engine.update = update
+often = ["train.length=600up", "valid.every=50up", "checkpoint.every=50up"]
+train(load_recipe({tiny[0]!r}, {list(tiny[1:])!r} + often), __import__("pathlib").Path({str(tmp_path / "run")!r}))
+print((sizes[599] - sizes[100]) / 2**20)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(ended.stdout.split()[-1]) < 8  # MB
