@@ -164,4 +164,11 @@ def _as_instance(place: Place, recipe: Recipe, stop: StopRequest, body: Callable
         if instances.index == 0 and place.launch_folder is None:
             tell_end(done)
 
-    raise SystemExit(take_place(place, facts, recipe.batch.num_replicas, recipe.launch.timeout, run))
+    code = take_place(place, facts, recipe.batch.num_replicas, recipe.launch.timeout, run)
+    if torch.distributed.is_initialized():
+        # It ended early and everything is written. Torn down in order, threads of torch's groups, which may wait for
+        # instances that are gone, would now and then abort the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)

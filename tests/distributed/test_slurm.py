@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 PODIUM = Path(sys.executable).parent / "podium"
 SHORT = [*recipe_of("mnist"), "train.length=12up"]
-LONG = [*recipe_of("mnist"), "train.length=48up"]
+LONG = [*recipe_of("mnist"), "train.length=300up"]  # long enough for a signal to come in time
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 PORT = 2222
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-RECIPE = [*recipe_of("mnist"), "train.length=40up"]
+RECIPE = [*recipe_of("mnist"), "train.length=150up"]  # long enough for a signal to come in time
 
 
 @dataclass
