@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 Layout = Literal["default", "channels_last"]
 #: A weight gradient as one matrix product wants the k · c inputs of every position side by side in memory; within these
-#: bounds the copy costs less than it saves (30 to 90 channels, k = 4, 76,032 positions on one AVX2 core: 28 ms, not 60).
+#: bounds the copy costs less than it saves (30 to 90 channels, k = 4, 76,032 positions, one AVX2 core: 28 ms, not 60).
 _LEAST_CHANNELS = 16
 _MOST_PATCH_BYTES = 64 << 20
 
