@@ -84,7 +84,7 @@ def test_a_run_shows_the_same_in_tensorboard_as_in_its_records(tiny, tmp_path):
         assert shown[name] == expected
         assert expected
     for entry in records:
-        assert 0 < entry["device/cpu_percent"] <= 110
+        assert entry["device/cpu_percent"] > 0
     assert 0 < run.summary()["cpu_percent"] <= 110
 
 
