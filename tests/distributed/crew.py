@@ -7,6 +7,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from unittest import mock
 
@@ -43,11 +44,11 @@ class Crew:
             self._links.append(ours)
             self._processes.append(process)
 
-    def join(self, count: int, timeout_s: float = _TIMEOUT_S) -> None:
-        """The first `count` processes become the instances of a new run."""
+    def join(self, count: int, timeout_s: float = _TIMEOUT_S, num_mates: int = 1) -> None:
+        """The first `count` processes become the instances of a new run, `num_mates` on each host."""
         self._num_joins += 1
         self._joined = count
-        self._call([("join", (count, self._num_joins, timeout_s))] * count)
+        self._call([("join", (count, self._num_joins, timeout_s, num_mates))] * count)
 
     def run(self, function: Callable[..., Any], *args: object) -> list[Any]:
         """function(instances, *args) on every instance of the run; what each returned, in their order."""
@@ -55,7 +56,8 @@ class Crew:
 
     def close(self) -> None:
         for link in self._links:
-            link.send(None)
+            with suppress(BrokenPipeError):  # a test ended it
+                link.send(None)
         for process in self._processes:
             process.join(_TIMEOUT_S)
 
@@ -80,10 +82,10 @@ def _member(index: int, port: int, link: multiprocessing.connection.Connection) 
         what, args = call
         try:
             if what == "join":
-                count, number, timeout_s = args
+                count, number, timeout_s, num_mates = args
                 instances.close()
                 store = dist.PrefixStore(str(number), dist.TCPStore("127.0.0.1", port, is_master=False))
-                instances = Instances.join(store, index, count, timeout_s)
+                instances = Instances.join(store, index, count, timeout_s, num_mates)
                 value = None
             else:
                 value = what(instances, *args)

@@ -1,7 +1,13 @@
 """The first promise, in real processes: the same bits on any number of instances."""
 
+import gc
 import math
+import os
+import threading
 import time
+from contextlib import nullcontext
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from podium.batch import BatchSection
-from podium.engine import buckets
+from podium.engine import buckets, shared
 from podium.engine import instances as instances_module
 from podium.engine.instances import InstanceLost, Instances
 from podium.engine.update import Engine, PendingLosses
@@ -22,6 +28,8 @@ from tests.distributed.crew import Crew
 from tests.unit.test_reduce import tree_of
 
 COUNTS = [2, 4, 8]
+#: instances, and how many of them share a host, and so memory
+PLACES = [(count, 1) for count in COUNTS] + [(2, 2), (4, 4), (8, 8), (8, 2)]
 #: real processes: no deadline, and few examples where each costs milliseconds of messages
 MESSAGES = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -33,11 +41,11 @@ def crew():
     crew.close()
 
 
-@pytest.fixture(scope="module", params=COUNTS)
+@pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"{place[0]}-by-{place[1]}")
 def joined(request, crew) -> Crew:
-    """A run of 2, 4 and 8 instances in turn; tests of the same number share it."""
-    crew.join(request.param)
-    crew.count = request.param
+    """A run of so many instances; tests of the same number share it."""
+    crew.count, crew.num_mates = request.param
+    crew.join(crew.count, num_mates=crew.num_mates)
     return crew
 
 
@@ -59,32 +67,38 @@ def leaf(index: int, size: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
     return values.to(dtype)
 
 
-def sum_on_instances(instances: Instances, cases: list, limits: dict[str, int]) -> list[bytes]:
+def sum_on_instances(instances: Instances, cases: list, limits: dict[str, int]) -> tuple[str, list[bytes]]:
     for name, value in limits.items():
-        setattr(instances_module, name, value)
+        for module in (instances_module, shared):
+            if hasattr(module, name):
+                setattr(module, name, value)
+    sizes = [(size, dtype) for size, _, dtype in cases]
+    summed = shared.summed_buffers(instances, sizes, torch.device("cpu"), num_lanes=2)
     answers = []
-    for size, seed, dtype in cases:
-        flat = leaf(instances.index, size, seed, dtype)
-        instances.sum_exact(flat)
+    for number, (size, seed, dtype) in enumerate(cases):
+        flat = summed.flats[number]
+        flat.copy_(leaf(instances.index, size, seed, dtype))
+        summed.sum(number, number % 2)
         answers.append(flat.view(torch.uint8).numpy().tobytes() if size else b"")
-    return answers
+    return type(summed).__name__, answers
 
 
-DOUBLING = {"_DOUBLING_BYTES": 1 << 40, "_ROUND_BYTES": 1 << 40, "_PIECE_BYTES": 1 << 20}
-HALVING = {"_DOUBLING_BYTES": -1, "_ROUND_BYTES": 0, "_PIECE_BYTES": 1 << 20}
-PIECES = {"_DOUBLING_BYTES": -1, "_ROUND_BYTES": 0, "_PIECE_BYTES": 1000}
+DOUBLING = {"_DOUBLING_BYTES": 1 << 40, "_ROUND_BYTES": 1 << 40, "_PIECE_BYTES": 1 << 20, "_WHOLE_BYTES": 1 << 40}
+HALVING = {"_DOUBLING_BYTES": -1, "_ROUND_BYTES": 0, "_PIECE_BYTES": 1 << 20, "_WHOLE_BYTES": 0}
+PIECES = {"_DOUBLING_BYTES": -1, "_ROUND_BYTES": 0, "_PIECE_BYTES": 1000, "_WHOLE_BYTES": 0}
 
 
 @pytest.mark.parametrize("limits", [DOUBLING, HALVING, PIECES], ids=["doubling", "halving", "pieces"])
 @MESSAGES
 @given(
-    sizes=st.lists(st.one_of(st.integers(0, 40), st.integers(0, 5000)), min_size=1, max_size=4),
+    sizes=st.lists(st.one_of(st.integers(1, 40), st.integers(1, 5000)), min_size=1, max_size=4),
     seed=st.integers(0, 1000),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )
 def test_sum_of_any_tensors_equals_the_tree_of_one_process(joined, limits, sizes, seed, dtype):
     cases = [(size, seed + number, dtype) for number, size in enumerate(sizes)]
-    answers = joined.run(sum_on_instances, cases, limits)
+    kinds, answers = zip(*joined.run(sum_on_instances, cases, limits), strict=True)
+    assert set(kinds) == {"SentBuffers" if joined.num_mates == 1 else "SharedBuffers"}
     for (size, case_seed, _), *sums in zip(cases, *answers, strict=True):
         expected = tree_of([leaf(index, size, case_seed, dtype) for index in range(joined.count)])
         assert set(sums) == {expected.view(torch.uint8).numpy().tobytes() if size else b""}
@@ -303,3 +317,64 @@ def test_a_silent_instance_is_named_in_time(crew):
     (instance, seconds), _ = crew.run(train_without_the_last)
     assert instance == 1
     assert seconds < 10
+
+
+# Shared memory
+
+
+def kind_of_buffers(instances: Instances, unseen_by: int | None) -> str:
+    def unseen(*args: object) -> None:
+        raise PermissionError("another user's")
+
+    with mock.patch.object(shared._Segment, "opened", unseen) if instances.index == unseen_by else nullcontext():
+        return type(summed_anew(instances)).__name__
+
+
+def summed_anew(instances: Instances) -> shared.Buffers:
+    return shared.summed_buffers(instances, [(100_000, torch.float32)], torch.device("cpu"), num_lanes=1)
+
+
+def test_memory_is_shared_by_all_instances_or_by_none(crew):
+    crew.join(4, num_mates=2)
+    assert crew.run(kind_of_buffers, None) == ["SharedBuffers"] * 4
+    assert crew.run(kind_of_buffers, 3) == ["SentBuffers"] * 4
+
+
+def num_segments(instances: Instances) -> list[int]:
+    def num_mapped() -> int:
+        gc.collect()
+        return Path("/proc/self/maps").read_text().count("memfd:podium-gradients")
+
+    before = num_mapped()
+    summed = summed_anew(instances)
+    summed.sum(0, 0)
+    during = num_mapped()
+    del summed
+    return [before, during, num_mapped()]
+
+
+def test_shared_memory_goes_with_the_engine(crew):
+    crew.join(2, num_mates=2)
+    assert crew.run(num_segments) == [[0, 2, 0]] * 2
+
+
+def sum_without_the_last(instances: Instances, ends: bool) -> tuple[int | None, str] | None:
+    summed = summed_anew(instances)
+    if instances.index == instances.count - 1:
+        if ends:
+            threading.Timer(0.3, os._exit, (9,)).start()
+        return None
+    try:
+        summed.sum(0, 0)
+    except InstanceLost as error:
+        return error.instance, str(error)
+    return None
+
+
+def test_a_mate_that_is_silent_or_gone_is_named():
+    crew = Crew(2, __name__)
+    crew.join(2, timeout_s=1.5, num_mates=2)
+    assert crew.run(sum_without_the_last, False) == [(1, "instance 1 is lost: no answer in 1.5 s"), None]
+    crew.join(2, timeout_s=60, num_mates=2)
+    assert crew.run(sum_without_the_last, True) == [(1, "instance 1 is lost: its process has ended"), None]
+    crew.close()

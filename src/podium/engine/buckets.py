@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from podium.engine.instances import Instances
 from podium.engine.reduce import Tensors, TreeSum, add_in_place, taken
+from podium.engine.shared import Buffers, summed_buffers
 
 #: The first bucket is smaller, so that something is on its way early; then few large ones, as each costs some rounds.
 _FIRST_BYTES = 1 << 20
@@ -35,6 +36,7 @@ _ALIGNMENT = 16
 #: An item counts as lo + 4096 · hi in two float32 elements. Sums stay exact up to 4,096 instances and 2^36 items.
 _COUNT_BASE = 4096
 _HEAD = 3  # elements: lo, hi, how many instances ask to stop
+_HEAD_PLACE = -1  # beside the indices of tensors
 
 
 @dataclass
@@ -45,7 +47,7 @@ class _Bucket:
     """
 
     dtype: torch.dtype
-    lane: int = 0
+    number: int = 0
     num_elements: int = 0
     params: list[int] = field(default_factory=list)
     num_missing: int = 0
@@ -75,7 +77,13 @@ class Buckets:
         self.model = model
         self._params, self._buffers, self._waited = params, buffers, waited
         self._device = params[0].device
-        self._buckets, self._head, self._views = _planned(_backward_order(model, params), params, buffers)
+        self._buckets, places = _planned(_backward_order(model, params), params, buffers)
+        sizes = [(bucket.num_elements + len(bucket.params), bucket.dtype) for bucket in self._buckets]
+        summed = summed_buffers(instances, sizes, self._device, _LANES)
+        for bucket, flat in zip(self._buckets, summed.flats, strict=True):
+            bucket.flat, bucket.present = flat, flat[bucket.num_elements :]
+        self._head = places[_HEAD_PLACE][0].flat[:_HEAD]
+        self._views = [_view(*places[index], tensor) for index, tensor in enumerate([*params, *buffers])]
         self.buffer_totals = self._views[len(params) :]
         self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.params}
         self._armed = False
@@ -83,10 +91,10 @@ class Buckets:
         self._partial: list[Tensors] = []
         self._known_present: list[list[float]] | None = None
 
-        self._to_send: list[SimpleQueue[Tensor | None]] = [SimpleQueue() for _ in self._buckets[:_LANES]]
+        self._to_send: list[SimpleQueue[int | None]] = [SimpleQueue() for _ in self._buckets[:_LANES]]
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         for lane, to_send in enumerate(self._to_send):
-            carrier = (instances, lane, to_send, self._done)
+            carrier = (summed, lane, to_send, self._done)
             threading.Thread(target=_carry, args=carrier, name=f"gradients-{lane}", daemon=True).start()
         method = weakref.WeakMethod(self._on_gradient)
         handles = [
@@ -146,7 +154,7 @@ class Buckets:
             if grad is not None:
                 self._params[index].grad = self._views[index]  # lets go of the gradient's own memory
         bucket.handed_over = True
-        self._to_send[bucket.lane].put(bucket.flat)
+        self._to_send[bucket.number % _LANES].put(bucket.number)
 
     def _sum_locally(self, indices: Sequence[int], last: Sequence[Tensor | None]) -> None:
         """views <- partial sums + those of the last replica, in the tree's order (from the right; a + b = b + a)."""
@@ -181,15 +189,14 @@ def _backward_order(model: nn.Module, params: list[nn.Parameter]) -> list[int]:
 
 def _planned(
     order: list[int], params: list[nn.Parameter], buffers: list[Tensor]
-) -> tuple[list[_Bucket], Tensor, list[Tensor]]:
+) -> tuple[list[_Bucket], dict[int, tuple[_Bucket, int]]]:
     """What travels together: the head and buffers, then neighbours in `order`; a bucket holds one type of element.
 
-    Returns the buckets, a view of the head, and views for all parameters and buffers.
+    Returns the buckets, and for all parameters and buffers the bucket and where in it they begin.
     """
     tensors = [*params, *buffers]
-    places: dict[int, tuple[_Bucket, int]] = {}
     head = _Bucket(torch.float32)
-    head.reserve(_HEAD)
+    places = {_HEAD_PLACE: (head, head.reserve(_HEAD))}
     closed: list[_Bucket] = []
     open_ = {head.dtype: head}
     for index in [*range(len(params), len(tensors)), *order]:
@@ -202,34 +209,30 @@ def _planned(
                 closed.append(open_.pop(tensor.dtype))
     buckets = closed + list(open_.values())
     for number, bucket in enumerate(buckets):
-        bucket.lane = number % _LANES
-        size = bucket.num_elements + len(bucket.params)
-        bucket.flat = torch.zeros(size, dtype=bucket.dtype, device=params[0].device)
-        bucket.present = bucket.flat[bucket.num_elements :]
-    views = [_view(places[index][0].flat, places[index][1], tensor) for index, tensor in enumerate(tensors)]
-    return buckets, head.flat[:_HEAD], views
+        bucket.number = number
+    return buckets, places
 
 
-def _view(flat: Tensor, offset: int, like: Tensor) -> Tensor:
-    """A part of `flat` in the shape of `like` and, where that has no gaps, its memory layout (channels-last, say):
+def _view(bucket: _Bucket, offset: int, like: Tensor) -> Tensor:
+    """A part of a bucket in the shape of `like` and, where that has no gaps, its memory layout (channels-last, say):
     fused optimisers want gradients laid out as their parameters."""
     stride = torch.empty_like(like, device="meta").stride()
-    return flat.as_strided(like.shape, stride, offset)
+    return bucket.flat.as_strided(like.shape, stride, bucket.flat.storage_offset() + offset)
 
 
 # Nothing below holds on to a `Buckets`, so that one is freed, and its thread ends, with the engine that made it.
 
 
 def _carry(
-    instances: Instances,
+    summed: Buffers,
     lane: int,
-    to_send: "SimpleQueue[Tensor | None]",
+    to_send: "SimpleQueue[int | None]",
     done: "SimpleQueue[BaseException | None]",
 ) -> None:
-    """A thread: sums one flat tensor after the other; ends at None or at the first error."""
-    while (flat := to_send.get()) is not None:
+    """A thread: sums one bucket after the other; ends at None or at the first error."""
+    while (number := to_send.get()) is not None:
         try:
-            instances.sum_exact(flat, lane)
+            summed.sum(number, lane)
         except BaseException as error:
             done.put(error)
             return
@@ -245,7 +248,7 @@ def _weak_hook(method: weakref.WeakMethod, index: int) -> Callable[[Tensor], Non
     return hook
 
 
-def _end(queues: "list[SimpleQueue[Tensor | None]]", handles: list) -> None:
+def _end(queues: "list[SimpleQueue[int | None]]", handles: list) -> None:
     for to_send in queues:
         to_send.put(None)
     for handle in handles:

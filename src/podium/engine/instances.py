@@ -4,6 +4,7 @@
 instances only ever meet in `sum_exact`, where the order of additions is ours, or in `gather`, where nothing is added.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -38,9 +39,19 @@ class Instances:
     and may be called by other threads while the main thread uses the rest.
     """
 
-    def __init__(self, index: int, count: int, gradient_group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        index: int,
+        count: int,
+        gradient_group: dist.ProcessGroup | None,
+        timeout_s: float = math.inf,
+        num_mates: int = 1,
+    ) -> None:
         self.index = index
         self.count = count
+        self.timeout_s = timeout_s
+        #: so many, in order, are on one host and may share memory
+        self.num_mates = num_mates
         #: for gradients alone; None when there is only one instance
         self.gradient_group = gradient_group
         self._received: dict[tuple[torch.dtype, int], Tensor] = {}
@@ -51,38 +62,43 @@ class Instances:
         return cls(0, 1, None)
 
     @classmethod
-    def join(cls, store: dist.Store, index: int, count: int, timeout_s: float) -> Self:
-        """Meets the others at `store`. A message that takes longer than `timeout_s` raises InstanceLost."""
+    def join(cls, store: dist.Store, index: int, count: int, timeout_s: float, num_mates: int = 1) -> Self:
+        """Meets the others at `store`. A message that takes longer than `timeout_s` raises InstanceLost.
+
+        `num_mates` of them are on each host, in order.
+        """
         if count == 1:
             return cls.alone()
         assert count & (count - 1) == 0, "the tree joins a power of two of instances"
+        assert count % num_mates == 0
         timeout = timedelta(seconds=timeout_s)
         with naming_who_is_lost(None):
             dist.init_process_group("gloo", store=store, rank=index, world_size=count, timeout=timeout)
-            return cls(index, count, dist.new_group(timeout=timeout, backend="gloo"))
+            return cls(index, count, dist.new_group(timeout=timeout, backend="gloo"), timeout_s, num_mates)
 
-    def sum_exact(self, flat: Tensor, lane: int = 0) -> None:
+    def sum_exact(self, flat: Tensor, lane: int = 0, distance: int = 1) -> None:
         """Sums `flat` (one-dimensional, contiguous, the same length everywhere) over the instances, in place.
 
-        Threads may do so at the same time, each in a lane of its own.
+        Threads may do so at the same time, each in a lane of its own. `distance`: it is a sum over aligned blocks of
+        so many instances already, and only those that many apart are to be joined.
 
         Partners are 1, 2, 4 … apart, so the additions are the upper levels of the tree over replicas, and all
         instances end with the same bits (a + b = b + a). Short buffers: recursive doubling, everything to every
         partner. Long ones: recursive halving, half of what is left to each partner, then the mirrored all-gather.
         """
-        if self.count == 1 or flat.numel() == 0:
+        if distance >= self.count or flat.numel() == 0:
             return
         assert flat.dim() == 1
         assert flat.is_contiguous()
-        if self._doubling_pays(flat.numel() * flat.element_size()):
-            for _ in self._double(flat, self._received_in(flat, flat.numel(), lane), lane):
+        if self._doubling_pays(flat.numel() * flat.element_size(), self.count // distance):
+            for _ in self._double(flat, self._received_in(flat, flat.numel(), lane), lane, distance):
                 pass
             return
         size = max(1, _PIECE_BYTES // flat.element_size())
         pieces = flat.split(size)
         half = (size + 1) // 2
         received = self._received_in(flat, half * len(pieces), lane).split(half)
-        steps = [self._halve(piece, into, lane) for piece, into in zip(pieces, received, strict=True)]
+        steps = [self._halve(piece, into, lane, distance) for piece, into in zip(pieces, received, strict=True)]
         while steps:  # every piece posts its messages before the first one waits
             steps = [step for step in steps if next(step, False)]
 
@@ -108,10 +124,11 @@ class Instances:
             self.gradient_group = None
             dist.destroy_process_group()
 
-    def _doubling_pays(self, num_bytes: int) -> bool:
+    @staticmethod
+    def _doubling_pays(num_bytes: int, count: int) -> bool:
         """Doubling sends log2(p) · n bytes in log2(p) rounds, halving 2 (1 - 1/p) · n in twice as many."""
-        num_rounds = self.count.bit_length() - 1
-        extra = (num_rounds - 2 * (1 - 1 / self.count)) * num_bytes
+        num_rounds = count.bit_length() - 1
+        extra = (num_rounds - 2 * (1 - 1 / count)) * num_bytes
         return num_bytes <= _DOUBLING_BYTES and extra <= num_rounds * _ROUND_BYTES
 
     def _received_in(self, flat: Tensor, length: int, lane: int) -> Tensor:
@@ -124,8 +141,7 @@ class Instances:
 
     # Both are generators that stop at `yield` when their messages are posted and have to be waited for.
 
-    def _double(self, flat: Tensor, received: Tensor, lane: int) -> Iterator[bool]:
-        distance = 1
+    def _double(self, flat: Tensor, received: Tensor, lane: int, distance: int) -> Iterator[bool]:
         while distance < self.count:
             exchange = self._posted(lane, self.index ^ distance, flat, received)
             yield True
@@ -133,9 +149,9 @@ class Instances:
             flat.add_(received)
             distance *= 2
 
-    def _halve(self, flat: Tensor, received: Tensor, lane: int) -> Iterator[bool]:
+    def _halve(self, flat: Tensor, received: Tensor, lane: int, distance: int) -> Iterator[bool]:
         kept: list[tuple[Tensor, Tensor]] = []  # (mine, the partner's), from the whole to the smallest part
-        part, distance = flat, 1
+        part = flat
         while distance < self.count:
             mid = (part.numel() + 1) // 2
             mine, theirs = part[:mid], part[mid:]

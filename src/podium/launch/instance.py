@@ -67,7 +67,9 @@ def take_place(
         topology = build_topology(num_replicas, place.count, _hosts(others, place.local_count))
         topology = replace(topology, host_cores=num_host_cores(place, all_cores))
         watch = Watch(place, others)
-        instances = Instances.join(dist.PrefixStore("instances", store), place.index, place.count, timeout_s)
+        instances = Instances.join(
+            dist.PrefixStore("instances", store), place.index, place.count, timeout_s, place.local_count
+        )
         give_up_after(timeout_s)
         body(topology, instances)
         instances.close()

@@ -128,7 +128,7 @@ def main() -> None:
     assert place is not None
     os.sched_setaffinity(0, share_of_cores(usable_cores(), place.local_index, place.local_count))
     store = dist.TCPStore(place.address, place.port, is_master=False, timeout=timedelta(seconds=_START_S))
-    instances = Instances.join(dist.PrefixStore("tune", store), place.index, place.count, _START_S)
+    instances = Instances.join(dist.PrefixStore("tune", store), place.index, place.count, _START_S, place.local_count)
     recipe = load_recipe(name, overrides)
     first: Prepared | None = None
     for line in sys.stdin:
