@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -147,10 +148,13 @@ def _launching(run: Run, stop: StopRequest) -> Iterator[None]:
 
 
 def _as_instance(place: Place, recipe: Recipe, stop: StopRequest, body: Callable[[Topology, Instances], Run]) -> None:
+    from podium.launch.failures import was_requested
     from podium.launch.instance import take_place
 
     if place.launch_folder is not None:
         stop.process = os.getppid()  # Podium's launcher, whose time limit goes on when it starts instances anew
+        # torch's agent sends signals of its own, to those that are left when one is lost
+        stop.speaks = partial(was_requested, Path(place.launch_folder))
     facts = {
         "podium": __version__,
         "torch": torch.__version__,

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -36,6 +37,8 @@ class StopRequest:
     def __init__(self, process: int | None = None) -> None:
         #: the process whose start the time limit counts from; None: from now
         self.process = process
+        #: whether a signal that is only noted is worth a word
+        self.speaks: Callable[[], bool] = lambda: True
         #: how to go on after a signal that comes before `begin`
         self.advice = "nothing was lost: the same command starts it again"
         self._created = time.monotonic()
@@ -100,7 +103,7 @@ class StopRequest:
         if self._phase == "preparing" and first:  # a second one must not disturb what is being cleared away
             raise self._interrupted()
         again = number == signal.SIGINT
-        if self._phase in _ANSWERS and (first or again):
+        if self._phase in _ANSWERS and (first or again) and self.speaks():
             answer, once_more = _ANSWERS[self._phase]
             _write(f"\n{name}: {answer}{f'; once more {once_more}' if again else ''}\n")
 

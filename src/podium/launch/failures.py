@@ -13,6 +13,7 @@ PEER_LOST = 70
 SILENT = 71
 #: Ends that must not be followed by a restart: the user's mistake, failed training, interrupted and saved.
 FINAL = (2, 3, 75)
+_REQUESTED = "stop-requested"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,15 @@ def write_failure(folder: Path, failure: Failure) -> None:
 def read_failures(folder: Path) -> list[Failure]:
     notes = [Failure(**json.loads(path.read_bytes())) for path in folder.glob("failure-*.json")]
     return sorted(notes, key=lambda note: note.when)
+
+
+def note_request(folder: Path) -> None:
+    """Before a request to stop is handed to the instances: it is somebody's wish, not the agent clearing away."""
+    (folder / _REQUESTED).touch()
+
+
+def was_requested(folder: Path) -> bool:
+    return (folder / _REQUESTED).exists()
 
 
 def clear_failures(folder: Path) -> None:

@@ -147,7 +147,7 @@ def _explained(error: BaseException, watch: "Watch | None") -> tuple[int, str]:
     text = str(error)
     if watch is None or not isinstance(error, InstanceLost):
         return 1, f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
-    silent = watch.silent()
+    silent = [] if error.instance is not None and watch.is_dead(error.instance) else watch.silent()
     if not silent:
         return PEER_LOST, "lost another instance"
     names = ", ".join(f"instance {index} on {host}" for index, host in silent)
@@ -327,7 +327,10 @@ class Watch:
                 return []
             own = self._hellos[self._index]["host"]
             silent = [index for index, hello in enumerate(self._hellos) if hello["host"] != own]
-        return [(index, str(self._hellos[index]["host"])) for index in silent if self._lingers(index)]
+        found = [index for index in silent if not self.is_dead(index)]
+        for index in found:
+            self._end_if_stopped(index)
+        return [(index, str(self._hellos[index]["host"])) for index in found]
 
     def _refused(self) -> bool:
         """Whether the host of the store answers that nobody listens there any more."""
@@ -343,21 +346,24 @@ class Watch:
         keys = [f"beat/{index}" for index in range(len(self._hellos))]
         return [self._store.get(key) if self._store.check([key]) else b"" for key in keys]
 
-    def _lingers(self, index: int) -> bool:
-        """False for one that is known to be dead: that is for the launcher to tell.
+    def is_dead(self, index: int) -> bool:
+        """True for one of this host whose process has ended: that is for the launcher to tell."""
+        return self._status(index) in (None, psutil.STATUS_ZOMBIE)
 
-        One of this host that was stopped is ended: it cannot hear a request to end, and the agent would wait for it.
-        """
+    def _end_if_stopped(self, index: int) -> None:
+        """One of this host that was stopped cannot hear a request to end, and the agent would wait for it."""
+        if self._status(index) == psutil.STATUS_STOPPED:
+            with suppress(psutil.Error):
+                psutil.Process(self._hellos[index]["pid"]).kill()
+
+    def _status(self, index: int) -> str | None:
+        """psutil's word for what the process does; None: there is none, empty: it is another host's."""
         if self._hellos[index]["host"] != self._hellos[self._index]["host"]:
-            return True
+            return ""
         try:
-            process = psutil.Process(self._hellos[index]["pid"])
-            status = process.status()
-            if status == psutil.STATUS_STOPPED:
-                process.kill()
-            return status != psutil.STATUS_ZOMBIE
+            return str(psutil.Process(self._hellos[index]["pid"]).status())
         except psutil.Error:
-            return False
+            return None
 
     def _beat(self) -> None:
         number = 0

@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from podium.console import say, warn
 from podium.errors import Interrupted, PodiumError, TrainingFailed, UserError
-from podium.launch.failures import PEER_LOST, Failure, cause, clear_failures, read_failures
+from podium.launch.failures import PEER_LOST, Failure, cause, clear_failures, note_request, read_failures
 from podium.launch.plan import LaunchPlan, LaunchSection
 from podium.launch.sockets import give_up_after, listening_store
 from podium.launch.ssh import Other, end_with_input
@@ -151,7 +151,7 @@ class _Agent(LocalElasticAgent):
     """torch's own, but it says why it starts anew, and does not where that would change nothing."""
 
     def __init__(self, plan: LaunchPlan, section: LaunchSection, store: dist.Store, folder: Path) -> None:
-        self._folder, self._host, self._restarts = folder, _host_name(plan), section.restarts
+        self.folder, self._host, self._restarts = folder, _host_name(plan), section.restarts
         self._timeout_s = section.timeout
         self.exit_codes: dict[int, int] = {}
         #: the name of a signal that was handed to the instances
@@ -202,7 +202,7 @@ class _Agent(LocalElasticAgent):
         return result
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        notes = read_failures(self._folder)
+        notes = read_failures(self.folder)
         if self.stopped_by or any(note.final for note in notes):
             self._stop_workers(worker_group)
             raise _FinalError
@@ -210,7 +210,7 @@ class _Agent(LocalElasticAgent):
         why = known.sentence() if known else "an instance of another host was lost"
         number = self._restarts - self._remaining_restarts
         warn(f"{why}; starting anew from the last checkpoint ({number} of {self._restarts})")
-        clear_failures(self._folder)
+        clear_failures(self.folder)
         super()._restart_workers(worker_group)
 
 
@@ -224,6 +224,7 @@ def _forwarding(agent: _Agent) -> Iterator[None]:
         again = interrupted and number == signal.SIGINT
         interrupted = interrupted or number == signal.SIGINT
         agent.stopped_by = signal.Signals(number).name
+        note_request(agent.folder)
         for pid in agent.process_ids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL if again else number)
