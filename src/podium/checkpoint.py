@@ -28,6 +28,7 @@ from podium.errors import PodiumError, TrainingFailed, UserError, system_reason
 from podium.optim.optimisers import Optimiser, load_state_tensors, state_tensors
 from podium.schema import Section
 from podium.tensor_file import read_checked, tensors_in, write_synced, write_tensors
+from podium.threads import stay_single
 
 FORMAT = 1
 _PREFIX, _ASIDE = "update-", ".writing-"
@@ -146,7 +147,7 @@ class Saver:
 
     def __init__(self, folder: Path, section: CheckpointSection) -> None:
         self._folder, self._section = folder, section
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="podium-checkpoint")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="podium-checkpoint", initializer=stay_single)
         self._under_way: Future[None] | None = None
         self._last: Snapshot | None = None
 

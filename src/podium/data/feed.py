@@ -21,6 +21,7 @@ from torch import Tensor
 from podium.batch import BatchSection
 from podium.data.arrays import Source, empty_buffers
 from podium.data.order import order
+from podium.threads import stay_single
 
 #: A block holds at most about this much: big enough that one gather serves many small micro-batches, small enough to
 #: stay in the processor's cache and to keep memory use flat.
@@ -145,6 +146,7 @@ class Feed:
             self._free.put(buffers)
 
     def _fill(self) -> None:
+        stay_single()
         try:
             with suppress(StopIteration):
                 while not self._stop.is_set():

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from podium.engine.instances import Instances
 from podium.engine.reduce import Tensors, TreeSum, add_in_place, taken
 from podium.engine.shared import Buffers, summed_buffers
+from podium.threads import stay_single
 
 #: The first bucket is smaller, so that something is on its way early; then few large ones, as each costs some rounds.
 _FIRST_BYTES = 1 << 20
@@ -230,6 +231,7 @@ def _carry(
     done: "SimpleQueue[BaseException | None]",
 ) -> None:
     """A thread: sums one bucket after the other; ends at None or at the first error."""
+    stay_single()
     while (number := to_send.get()) is not None:
         try:
             summed.sum(number, lane)
