@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from podium.engine.conv_pool import ConvPool
 from podium.engine.operators import apply_layout, resolve_layout
 
 CONVOLUTIONS = {
@@ -64,6 +65,71 @@ def test_a_pool_and_its_gradient_are_those_of_torch_to_the_bit(pool):
         results.append((y, x.grad))
     for want, got in zip(*results, strict=True):
         assert torch.equal(want, got)
+
+
+BLOCKS = {
+    "one channel": ([nn.Conv2d(1, 8, 3), nn.MaxPool2d(2), nn.ReLU()], (5, 1, 12, 9), True),
+    "few channels": ([nn.Conv2d(3, 8, (3, 5)), nn.MaxPool2d((2, 3)), nn.ReLU()], (2, 3, 9, 14), True),
+    "more channels": ([nn.Conv2d(20, 8, 3), nn.MaxPool2d(2), nn.ReLU()], (4, 20, 9, 7), True),
+    "nine channels": ([nn.Conv2d(9, 5, (2, 1)), nn.MaxPool2d((3, 2))], (3, 9, 11, 8), True),
+    "no bias": ([nn.Conv2d(12, 6, 3, bias=False), nn.MaxPool2d(2), nn.ReLU()], (3, 12, 8, 8), True),
+    "no ReLU": ([nn.Conv2d(1, 6, 3, bias=False), nn.MaxPool2d(3)], (3, 1, 11, 8), True),
+    "two blocks": (
+        [nn.Conv2d(1, 12, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(12, 9, 3), nn.MaxPool2d(2), nn.ReLU()],
+        (4, 1, 14, 15),
+        True,
+    ),
+    "another in between": ([nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2)], (2, 2, 8, 8), False),
+    "strided": ([nn.Conv2d(2, 4, 3, stride=2), nn.MaxPool2d(2), nn.ReLU()], (2, 2, 11, 11), False),
+    "padded": ([nn.Conv2d(16, 4, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()], (2, 16, 8, 8), False),
+    "overlapping windows": ([nn.Conv2d(2, 4, 3), nn.MaxPool2d(3, stride=2), nn.ReLU()], (2, 2, 11, 11), False),
+    "rounded up": ([nn.Conv2d(2, 4, 3), nn.MaxPool2d(2, ceil_mode=True), nn.ReLU()], (2, 2, 7, 7), False),
+}
+
+
+@pytest.fixture
+def num_fused(monkeypatch) -> list[None]:
+    calls: list[None] = []
+    apply = ConvPool.apply
+    monkeypatch.setattr(ConvPool, "apply", lambda *args: calls.append(None) or apply(*args))
+    return calls
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("wants_input", [True, False])
+def test_a_block_and_its_gradients_are_those_of_torch(name, wants_input, num_fused):
+    modules, shape, fits = BLOCKS[name]
+    plain = nn.Sequential(*copy.deepcopy(modules))
+    fast = copy.deepcopy(plain)
+    apply_layout(fast, "channels_last")
+    torch.manual_seed(3)
+    image = torch.randn(shape)
+    grads = []
+    for module in (plain.double(), fast):
+        x = image.to(next(module.parameters()).dtype).requires_grad_(wants_input)
+        y = module(x)
+        (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
+        grads.append([y, *(p.grad for p in module.parameters()), *([x.grad] if wants_input else [])])
+    for want, got in zip(*grads, strict=True):
+        assert got.shape == want.shape
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+    few = shape[1] <= 8
+    assert bool(num_fused) == (fits and not (few and wants_input and name != "two blocks"))
+
+
+def test_a_block_somebody_looks_into_runs_module_by_module(num_fused):
+    block = nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU())
+    apply_layout(block, "channels_last")
+    image = torch.rand(2, 1, 8, 8)
+    assert block(image).shape == (2, 4, 3, 3)
+    assert len(num_fused) == 1
+    with torch.no_grad():  # validation: torch's own
+        block(image)
+    seen = []
+    block[1].register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    block(image)
+    assert seen == [(2, 4, 3, 3)]
+    assert len(num_fused) == 1
 
 
 def test_a_layout_changes_neither_names_nor_shapes_nor_values():

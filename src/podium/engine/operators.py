@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from podium.engine.conv_pool import FEW_CHANNELS, ConvPool, window_of
+
 Layout = Literal["default", "channels_last"]
 #: A weight gradient as one matrix product wants the k · c inputs of every position side by side in memory; within these
 #: bounds the copy costs less than it saves (30 to 90 channels, k = 4, 76,032 positions, one AVX2 core: 28 ms, not 60).
@@ -129,8 +131,7 @@ def _convolved(
     groups: int,
 ) -> Tensor:
     image = _channels_last(image)
-    plain = image.dtype != torch.float32 or image.device.type != "cpu" or torch.is_autocast_enabled(image.device.type)
-    if plain or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if _leave_to_torch(image):
         return torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
     result: Tensor = _Convolution.apply(image, weight, bias, stride, padding, dilation, groups)
     return result
@@ -166,6 +167,54 @@ class _MaxPool1d(nn.MaxPool1d):
         return pooled.squeeze(2)
 
 
+class _Sequential(nn.Sequential):
+    """Runs a convolution, its pool and a ReLU that follow one another as one operator, where it can."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if _leave_to_torch(input):
+            return super().forward(input)
+        modules = list(self)
+        at = 0
+        while at < len(modules):
+            input, num_done = _conv_pool(input, modules[at : at + 3])
+            if not num_done:
+                input, num_done = modules[at](input), 1
+            at += num_done
+        return input
+
+
+def _conv_pool(image: Tensor, modules: list[nn.Module]) -> tuple[Tensor, int]:
+    """(what the first modules make of it, how many of them); none where they are not such a block."""
+    conv, pool = modules[0], modules[1] if len(modules) > 1 else None
+    if not isinstance(conv, _Conv2d) or not isinstance(pool, nn.MaxPool2d):
+        return image, 0
+    window = window_of(conv, pool)
+    if window is None or image.dim() != 4 or any(_has_hooks(module) for module in modules):
+        return image, 0
+    few = image.shape[1] <= FEW_CHANNELS
+    sizes = zip(image.shape[2:], conv.kernel_size, window, strict=True)
+    if (few and image.requires_grad) or any(size - k + 1 < p for size, k, p in sizes):
+        return image, 0
+    relu = len(modules) == 3 and type(modules[2]) is nn.ReLU
+    image = image if few else _channels_last(image)
+    result: Tensor = ConvPool.apply(image, conv.weight, conv.bias, window, relu)
+    return result, 2 + relu
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether somebody wants to see what goes through this very module."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _leave_to_torch(input: Tensor) -> bool:
+    """Our own operators are for training in float32 on a CPU."""
+    if input.dtype != torch.float32 or input.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return True
+    return torch.compiler.is_compiling() or not torch.is_grad_enabled()
+
+
 def _single(value: int | tuple[int, ...]) -> tuple[int]:
     return (value,) if isinstance(value, int) else (value[0],)
 
@@ -174,4 +223,5 @@ _FASTER: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: _Conv1d,
     nn.Conv2d: _Conv2d,
     nn.MaxPool1d: _MaxPool1d,
+    nn.Sequential: _Sequential,
 }
