@@ -3,7 +3,9 @@
     python -m bench.instances            several minutes; prints tables and writes bench/results/instances.md
 
 Every row is `podium train … --instances N` in processes of its own, one thread per replica, rows in turns over the
-rounds. The rate is that of the run's own records without the first, over the whole run; the weights must agree.
+rounds. The rate is that of the run's own records without the first, over the whole run; the weights must agree. What
+the machine itself has to give is shown by two runs of one instance side by side, each on a core of its own, which have
+nothing to do with each other.
 """
 
 import argparse
@@ -43,9 +45,33 @@ def command(*args: object) -> list[str]:
 
 def rate(recipe: str, num_instances: int, folder: Path) -> tuple[float, str]:
     """(samples per second, sha256 of the weights) of one run."""
-    out = folder / f"{time.monotonic_ns()}"
-    args = ["train", recipe, *CASES[recipe], *PLAIN, "--instances", num_instances, "--out", out]
-    subprocess.run(command(*args), check=True, capture_output=True)
+    with started(recipe, num_instances, folder / f"{time.monotonic_ns()}") as run:
+        pass
+    return result(run)
+
+
+def rate_apart(recipe: str, folder: Path) -> float:
+    """Samples per second of two runs of one instance, side by side, added."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    outs = [folder / f"{time.monotonic_ns()}-{core}" for core in cores]
+    with started(recipe, 1, outs[0], cores[0]) as first, started(recipe, 1, outs[1], cores[1]) as second:
+        pass
+    return result(first)[0] + result(second)[0]
+
+
+def started(recipe: str, num_instances: int, out: Path, core: int | None = None) -> subprocess.Popen[bytes]:
+    args = command("train", recipe, *CASES[recipe], *PLAIN, "--instances", num_instances, "--out", out)
+    process = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if core is not None:
+        os.sched_setaffinity(process.pid, {core})
+    return process
+
+
+def result(run: subprocess.Popen[bytes]) -> tuple[float, str]:
+    """(samples per second, sha256 of the weights) of a run that has ended."""
+    assert run.returncode == 0, run.args
+    assert isinstance(run.args, list)
+    out = Path(str(run.args[-1]))
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     seconds = samples = 0.0
     for before, record in pairwise(records):
@@ -90,12 +116,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--counts", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--recipes", nargs="+", choices=CASES, default=list(CASES))
     options = parser.parse_args()
     load = os.getloadavg()[0]
     lines = []
     with tempfile.TemporaryDirectory(prefix="podium-instances-") as name:
-        for recipe in CASES:
+        for recipe in options.recipes:
             rates: dict[int, list[float]] = {count: [] for count in options.counts}
+            apart: list[float] = []
             weights: dict[int, set[str]] = {count: set() for count in options.counts}
             for _ in range(options.rounds):
                 for count in options.counts:
@@ -103,6 +131,8 @@ def main() -> None:
                     rates[count].append(found)
                     weights[count].add(digest)
                     print(f"{recipe} on {count}: {found:,.0f} samples/s, {digest[:12]}", flush=True)
+                apart.append(rate_apart(recipe, Path(name)))
+                print(f"{recipe}, two runs apart: {apart[-1]:,.0f} samples/s", flush=True)
             assert len(set.union(*weights.values())) == 1, "weights differ"
             for count in options.counts:
                 middle = statistics.median(rates[count])
@@ -110,6 +140,10 @@ def main() -> None:
                 spread = f"{min(rates[count]):,.0f} … {max(rates[count]):,.0f}"
                 (digest,) = weights[count]
                 lines.append(f"| {recipe} | {count} | {middle:,.0f} | {spread} | {speedup:.2f} | {digest[:16]} |")
+            first = rates[options.counts[0]]
+            speedup = statistics.median(a / b for a, b in zip(apart, first, strict=True))
+            spread = f"{min(apart):,.0f} … {max(apart):,.0f}"
+            lines.append(f"| {recipe} | 1 + 1 apart | {statistics.median(apart):,.0f} | {spread} | {speedup:.2f} | |")
         kills = [seconds_after_kill(Path(name)) for _ in range(options.rounds)]
     told, again = (statistics.median(values) for values in zip(*kills, strict=True))
     text = "\n".join(

@@ -30,10 +30,12 @@ from bench.race.heat import Heat
 from bench.race.lane import build_workload
 from bench.race.lanes import LANES
 from bench.race.machine import flops_per_sample, sgemm_peak
-from bench.race.page import LaneResult, load_average, page
+from bench.race.page import LaneResult, load_average, page, show_table
 from bench.race.process import run_heat
 
 RESULTS = Path(__file__).parents[1] / "results" / "race.md"
+#: shows the table of RESULTS, see `show_table`
+README = Path(__file__).parents[2] / "README.md"
 #: the loss is compared after these; those of the warm-up do not count for the first guess at the speed
 _COMPARED, _COMPARED_WARMUP = 100, 40
 MIN_ROUNDS = 5
@@ -55,6 +57,8 @@ def main() -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(text, encoding="utf-8")
         print("written to", options.out)
+    if options.out == RESULTS:
+        README.write_text(show_table(README.read_text(encoding="utf-8"), text), encoding="utf-8")
     if any(result.void for result in results):
         sys.exit(1)
 

@@ -21,6 +21,9 @@ TOLERANCE = 5e-4
 LEAST_FALL = 0.05
 
 
+_TABLE_BEGINS, _TABLE_ENDS = "<!-- the race -->", "<!-- end of the race -->"
+
+
 @dataclass
 class LaneResult:
     """Losses after the same updates, and samples per second round by round."""
@@ -117,6 +120,14 @@ def page(results: Sequence[LaneResult], peak: float, num_rounds: int, seconds: f
         f"Made by `make race`; `bench/race/__main__.py` says what is compared.\n\n"
         f"{table(results, peak)}"
     )
+
+
+def show_table(readme: str, page: str) -> str:
+    """A README whose part between the markers is the table of a race's page."""
+    before, rest = readme.split(_TABLE_BEGINS)
+    _, after = rest.split(_TABLE_ENDS)
+    rows = "\n".join(line for line in page.splitlines() if line.startswith("|"))
+    return f"{before}{_TABLE_BEGINS}\n{rows}\n{_TABLE_ENDS}{after}"
 
 
 def load_average() -> float:
