@@ -1,6 +1,6 @@
 """What each default is worth: training as installed against training without one of its choices.
 
-    python -m bench.defaults            about ten minutes; prints a table and writes bench/results/defaults.md
+    python -m bench.defaults            some minutes; prints a table and writes bench/results/defaults.md
     python -m bench.defaults --quick    to see that it works, not to measure
 
 Every measurement is a process of its own with the engine and the feed on generated samples, all cores, one replica;
@@ -94,7 +94,7 @@ def main() -> None:
     if options.measure:
         measure(options.measure[0], options.measure[1], float(options.measure[2]))
         return
-    num_rounds, seconds = (1, 0.3) if options.quick else (5, 2.0)
+    num_rounds, seconds = (1, 0.3) if options.quick else (3, 2.0)
     load = os.getloadavg()[0]
     lines = [
         "# What the defaults are worth",
