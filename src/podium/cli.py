@@ -152,8 +152,8 @@ def predict(run: RunFolder, checkpoint: WhichCheckpoint = "last") -> None:
 def recipes() -> None:
     """List the shipped recipes."""
     from podium.console import show_table
-    from podium.recipe import shipped_recipes
-    from podium.workloads.base import Table
+    from podium.shipped import shipped_recipes
+    from podium.table import Table
 
     show_table(Table("", ["recipe", "what it does"], [[name, about] for name, about in shipped_recipes()]))
 

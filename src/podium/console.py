@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table as RichTable
 
-from podium.workloads.base import Table
+from podium.table import Table
 
 #: Results and tables go to standard output, so that they can be piped; progress and messages to standard error.
 out = Console(highlight=False)

@@ -13,7 +13,8 @@ from podium.data.hdf5 import open_hdf5
 from podium.data.idx import read_idx
 from podium.errors import UserError
 from podium.recipe import parse_override, read_yaml, validated
-from podium.workloads.base import WORKLOADS, Table, workload_class
+from podium.table import Table
+from podium.workloads.base import WORKLOADS, workload_class
 
 
 def make(workload: str, options: Iterable[str]) -> None:

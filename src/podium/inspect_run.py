@@ -11,7 +11,8 @@ from podium.errors import UserError
 from podium.evaluate import evaluate
 from podium.prepare import Prepared, prepare
 from podium.run import Run
-from podium.workloads.base import Split, Table
+from podium.table import Table
+from podium.workloads.base import Split
 
 
 def validate(run: Run, split: str, which: str) -> None:

@@ -31,10 +31,10 @@ from podium.optim.optimisers import OptimSection
 from podium.optim.schedules import ScheduleSection
 from podium.parallel import ParallelSection
 from podium.schema import Section
+from podium.shipped import SHIPPED, shipped_recipes
 from podium.telemetry import LogSection
 from podium.workloads.base import WORKLOADS, workload_class
 
-SHIPPED = Path(__file__).parent / "recipes"
 COMMAND_LINE = "command line"
 Tree = dict[str, Any]
 SectionT = TypeVar("SectionT", bound=Section)
@@ -140,16 +140,6 @@ def to_yaml(tree: Mapping[str, Any]) -> str:
     out = io.StringIO()
     yaml.dump(dict(tree), out)
     return out.getvalue()
-
-
-def shipped_recipes() -> list[tuple[str, str]]:
-    """(name, first comment line) of every shipped recipe, by name."""
-    found = []
-    for path in sorted(SHIPPED.glob("*/*.yaml")):
-        name = path.parent.name if path.stem == "default" else f"{path.parent.name}/{path.stem}"
-        first = path.read_text(encoding="utf-8").splitlines()[0]
-        found.append((name, first.lstrip("# ").strip()))
-    return sorted(found)
 
 
 def recipe_path(name: str) -> Path:

@@ -20,8 +20,9 @@ from podium.console import clock_text, number
 from podium.errors import writing
 from podium.evaluate import ModelOutputs
 from podium.run import Run, replace_file, write_json
+from podium.table import Table
 from podium.workloads import figures
-from podium.workloads.base import Picture, Prediction, Table, Workload
+from podium.workloads.base import Picture, Prediction, Workload
 
 _PHASE_COLOURS = {
     "startup": "#c7cdd4",

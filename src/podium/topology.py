@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from podium.errors import UserError
-from podium.workloads.base import Table
+from podium.table import Table
 
 #: Variables that Podium's own launcher hands to the instances it starts.
 LAUNCH_FOLDER, HOST_NAME, HOST_CORES = "PODIUM_LAUNCH_FOLDER", "PODIUM_HOST_NAME", "PODIUM_HOST_CORES"

@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -188,3 +190,19 @@ def test_data_info_describes_idx_files(tmp_path, suffix):
     write_idx(tmp_path / f"t10k-images-idx3-ubyte{suffix}", np.zeros((7, 28, 28), np.uint8))
     text = printed("data", "info", tmp_path / f"t10k-images-idx3-ubyte{suffix}")
     assert re.search(rf"7 × 28 × 28 +│ uint8 +│ {'gzip' if suffix else 'plain'}", text)
+
+
+@pytest.mark.parametrize("args", [["--help"], ["recipes"], ["train", "--help"]])
+def test_commands_that_only_tell_something_load_nothing_heavy(args):
+    script = f"""
+import sys
+sys.argv = ["podium", *{args!r}]
+from podium.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+print(sorted({{"torch", "numpy", "pydantic"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

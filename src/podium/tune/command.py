@@ -15,11 +15,11 @@ from podium.errors import UserError
 from podium.prepare import prepare
 from podium.recipe import Recipe, load_recipe, recipe_with, to_yaml
 from podium.run import replace_file
+from podium.table import Table
 from podium.topology import build_topology, resolve_device, resolve_threads, usable_cores
 from podium.tune.measure import Crew
 from podium.tune.remember import Remembered, recall, remember
 from podium.tune.space import KEYS, PRESERVING, Choice, choices, halve
-from podium.workloads.base import Table
 
 #: how long the search may take, its last measurements apart
 SEARCH_S = 60.0

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from podium.data.arrays import Source
 from podium.schema import Section
+from podium.table import Table
 
 Split = Literal["train", "valid", "test"]
 Batch = Mapping[str, Tensor]
@@ -71,16 +72,6 @@ class Picture:
 
     title: str
     path: Path
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table for the console and the report; cells are text, ready to show."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
     caption: str = ""
 
 

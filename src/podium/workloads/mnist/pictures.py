@@ -7,8 +7,9 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from numpy.typing import NDArray
 
+from podium.table import Table
 from podium.workloads import figures
-from podium.workloads.base import Picture, Prediction, Table
+from podium.workloads.base import Picture, Prediction
 
 _NUM_MISTAKES = 24
 _NUM_COLUMNS = 6

@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from podium.table import Table
 from podium.workloads import figures
-from podium.workloads.base import Picture, Prediction, Table
+from podium.workloads.base import Picture, Prediction
 from podium.workloads.neuron.data import BIN_MS
 
 #: More cells than this change nothing that can be seen, and their voltages take memory.
