@@ -202,7 +202,7 @@ try:
     main()
 except SystemExit:
     pass
-print(sorted({{"torch", "numpy", "pydantic"}} & sys.modules.keys()))
+print(sorted({{"torch", "numpy"}} & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
