@@ -30,14 +30,8 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
-@pytest.mark.parametrize("wants_input", [True, False])
-def test_a_convolution_and_its_gradients_are_those_of_torch(name, wants_input):
-    plain, shape = CONVOLUTIONS[name]
-    plain = copy.deepcopy(plain).double().float()
-    fast = copy.deepcopy(plain)
-    apply_layout(fast, "channels_last")
-    assert type(fast) is not type(plain)
+def assert_alike(plain: nn.Module, fast: nn.Module, shape: tuple[int, ...], wants_input: bool) -> None:
+    """Values and gradients of `fast` are those of `plain` in float64."""
     torch.manual_seed(3)
     image = torch.randn(shape)
     grads = []
@@ -49,6 +43,17 @@ def test_a_convolution_and_its_gradients_are_those_of_torch(name, wants_input):
     for want, got in zip(*grads, strict=True):
         assert got.shape == want.shape
         torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("wants_input", [True, False])
+def test_a_convolution_and_its_gradients_are_those_of_torch(name, wants_input):
+    plain, shape = CONVOLUTIONS[name]
+    plain = copy.deepcopy(plain).double().float()
+    fast = copy.deepcopy(plain)
+    apply_layout(fast, "channels_last")
+    assert type(fast) is not type(plain)
+    assert_alike(plain, fast, shape, wants_input)
 
 
 @pytest.mark.parametrize(
@@ -102,17 +107,7 @@ def test_a_block_and_its_gradients_are_those_of_torch(name, wants_input, num_fus
     plain = nn.Sequential(*copy.deepcopy(modules))
     fast = copy.deepcopy(plain)
     apply_layout(fast, "channels_last")
-    torch.manual_seed(3)
-    image = torch.randn(shape)
-    grads = []
-    for module in (plain.double(), fast):
-        x = image.to(next(module.parameters()).dtype).requires_grad_(wants_input)
-        y = module(x)
-        (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
-        grads.append([y, *(p.grad for p in module.parameters()), *([x.grad] if wants_input else [])])
-    for want, got in zip(*grads, strict=True):
-        assert got.shape == want.shape
-        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+    assert_alike(plain, fast, shape, wants_input)
     few = shape[1] <= 8
     assert bool(num_fused) == (fits and not (few and wants_input and name != "two blocks"))
 
