@@ -72,23 +72,38 @@ def test_a_pool_and_its_gradient_are_those_of_torch_to_the_bit(pool):
         assert torch.equal(want, got)
 
 
+#: modules, shape of what goes in, whether they run as one operator
 BLOCKS = {
     "one channel": ([nn.Conv2d(1, 8, 3), nn.MaxPool2d(2), nn.ReLU()], (5, 1, 12, 9), True),
     "few channels": ([nn.Conv2d(3, 8, (3, 5)), nn.MaxPool2d((2, 3)), nn.ReLU()], (2, 3, 9, 14), True),
     "more channels": ([nn.Conv2d(20, 8, 3), nn.MaxPool2d(2), nn.ReLU()], (4, 20, 9, 7), True),
-    "nine channels": ([nn.Conv2d(9, 5, (2, 1)), nn.MaxPool2d((3, 2))], (3, 9, 11, 8), True),
+    "odd numbers": ([nn.Conv2d(9, 5, (2, 1)), nn.MaxPool2d((3, 2))], (3, 9, 11, 8), True),
+    "more outputs than a vector": ([nn.Conv2d(2, 19, 3), nn.MaxPool2d(2), nn.ReLU()], (3, 2, 8, 8), True),
+    "more taps than registers": ([nn.Conv2d(24, 4, 5), nn.MaxPool2d(2), nn.ReLU()], (2, 24, 9, 10), True),
+    "large windows": ([nn.Conv2d(2, 4, 3), nn.MaxPool2d(8), nn.ReLU()], (2, 2, 18, 19), True),
     "no bias": ([nn.Conv2d(12, 6, 3, bias=False), nn.MaxPool2d(2), nn.ReLU()], (3, 12, 8, 8), True),
     "no ReLU": ([nn.Conv2d(1, 6, 3, bias=False), nn.MaxPool2d(3)], (3, 1, 11, 8), True),
+    "one sample": ([nn.Conv2d(1, 6, 3), nn.MaxPool2d(2), nn.ReLU()], (1, 1, 8, 8), True),
     "two blocks": (
         [nn.Conv2d(1, 12, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(12, 9, 3), nn.MaxPool2d(2), nn.ReLU()],
         (4, 1, 14, 15),
         True,
     ),
+    "1-D": ([nn.Conv1d(4, 30, 4), nn.MaxPool1d(4), nn.ReLU()], (3, 4, 50), True),
+    "1-D, two blocks": (
+        [nn.Conv1d(4, 30, 4), nn.MaxPool1d(4), nn.ReLU(), nn.Conv1d(30, 7, 5, bias=False), nn.MaxPool1d(2)],
+        (3, 4, 90),
+        True,
+    ),
     "another in between": ([nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2)], (2, 2, 8, 8), False),
     "strided": ([nn.Conv2d(2, 4, 3, stride=2), nn.MaxPool2d(2), nn.ReLU()], (2, 2, 11, 11), False),
     "padded": ([nn.Conv2d(16, 4, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()], (2, 16, 8, 8), False),
+    "1-D, padded": ([nn.Conv1d(4, 6, 3, padding=1), nn.MaxPool1d(2), nn.ReLU()], (2, 4, 20), False),
     "overlapping windows": ([nn.Conv2d(2, 4, 3), nn.MaxPool2d(3, stride=2), nn.ReLU()], (2, 2, 11, 11), False),
     "rounded up": ([nn.Conv2d(2, 4, 3), nn.MaxPool2d(2, ceil_mode=True), nn.ReLU()], (2, 2, 7, 7), False),
+    "no pool to speak of": ([nn.Conv2d(2, 4, 3), nn.MaxPool2d(1), nn.ReLU()], (2, 2, 7, 7), False),
+    "huge windows": ([nn.Conv2d(2, 4, 3), nn.MaxPool2d(9), nn.ReLU()], (2, 2, 20, 20), False),
+    "heavy weights": ([nn.Conv2d(300, 200, 3), nn.MaxPool2d(2), nn.ReLU()], (1, 300, 4, 4), False),
 }
 
 
@@ -108,8 +123,52 @@ def test_a_block_and_its_gradients_are_those_of_torch(name, wants_input, num_fus
     fast = copy.deepcopy(plain)
     apply_layout(fast, "channels_last")
     assert_alike(plain, fast, shape, wants_input)
-    few = shape[1] <= 8
-    assert bool(num_fused) == (fits and not (few and wants_input and name != "two blocks"))
+    assert bool(num_fused) == fits
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_block_is_cut_into_as_many_pieces_as_there_are_threads(threads, monkeypatch):
+    monkeypatch.setattr("podium.engine.conv_pool._PIECE_BYTES", 6 * 6 * 5 * 4 * 2)  # two samples of the forward pass
+    plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.MaxPool2d(2), nn.ReLU())
+    fast = copy.deepcopy(plain)
+    apply_layout(fast, "channels_last")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert_alike(plain, fast, (7, 3, 8, 8), wants_input=True)
+        bits = []
+        for _ in range(5):
+            image = torch.rand(torch.Size((7, 3, 8, 8)), generator=torch.Generator().manual_seed(5))
+            fast.zero_grad()
+            fast(image).square().sum().backward()
+            bits.append(torch.cat([p.grad.flatten() for p in fast.parameters()]))
+        assert all(torch.equal(bits[0], again) for again in bits)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("values", ["equal", "negative", "not a number"])
+def test_a_block_chooses_as_torch_does(values):
+    """With equal values the first one of a window gets the gradient; what is not a number stays visible."""
+    plain = nn.Sequential(nn.Conv2d(1, 1, 1), nn.MaxPool2d(2), nn.ReLU())
+    with torch.no_grad():
+        plain[0].weight.fill_(1.0)
+        plain[0].bias.zero_()
+    fast = copy.deepcopy(plain)
+    apply_layout(fast, "channels_last")
+    image = torch.arange(64).remainder(3).float().view(1, 1, 8, 8)
+    if values == "negative":
+        image = image - 1.5
+    if values == "not a number":
+        image[0, 0, 2, 3] = image[0, 0, 4, 4] = image[0, 0, 5, 4] = torch.nan
+    results = []
+    for module in (plain, fast):
+        x = image.clone().requires_grad_()
+        y = module(x)
+        y.backward(torch.arange(16).view(1, 1, 4, 4) + 1.0)
+        results.append((y, x.grad, module[0].bias.grad))
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_block_somebody_looks_into_runs_module_by_module(num_fused):

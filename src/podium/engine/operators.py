@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from podium.engine.conv_pool import FEW_CHANNELS, ConvPool, window_of
+from podium.engine.conv_pool import ConvPool, window_of
 
 Layout = Literal["default", "channels_last"]
 #: A weight gradient as one matrix product wants the k · c inputs of every position side by side in memory; within these
@@ -183,22 +183,23 @@ class _Sequential(nn.Sequential):
         return input
 
 
-def _conv_pool(image: Tensor, modules: list[nn.Module]) -> tuple[Tensor, int]:
+def _conv_pool(input: Tensor, modules: list[nn.Module]) -> tuple[Tensor, int]:
     """(what the first modules make of it, how many of them); none where they are not such a block."""
-    conv, pool = modules[0], modules[1] if len(modules) > 1 else None
-    if not isinstance(conv, _Conv2d) or not isinstance(pool, nn.MaxPool2d):
-        return image, 0
+    if len(modules) < 2:
+        return input, 0
+    conv, pool = modules[:2]
+    flat = isinstance(conv, nn.Conv1d)
+    if not isinstance(conv, _Conv1d | _Conv2d) or not isinstance(pool, nn.MaxPool1d if flat else nn.MaxPool2d):
+        return input, 0
     window = window_of(conv, pool)
-    if window is None or image.dim() != 4 or any(_has_hooks(module) for module in modules):
-        return image, 0
-    few = image.shape[1] <= FEW_CHANNELS
-    sizes = zip(image.shape[2:], conv.kernel_size, window, strict=True)
-    if (few and image.requires_grad) or any(size - k + 1 < p for size, k, p in sizes):
-        return image, 0
+    if window is None or input.dim() != 2 + len(window) or any(_has_hooks(module) for module in modules):
+        return input, 0
+    if any(size - k + 1 < p for size, k, p in zip(input.shape[2:], conv.kernel_size, window, strict=True)):
+        return input, 0
     relu = len(modules) == 3 and type(modules[2]) is nn.ReLU
-    image = image if few else _channels_last(image)
-    result: Tensor = ConvPool.apply(image, conv.weight, conv.bias, window, relu)
-    return result, 2 + relu
+    image, weight = (input.unsqueeze(2), conv.weight.unsqueeze(2)) if flat else (input, conv.weight)
+    result: Tensor = ConvPool.apply(_channels_last(image), weight, conv.bias, (1, *window)[-2:], relu)
+    return result.squeeze(2) if flat else result, 2 + relu
 
 
 def _has_hooks(module: nn.Module) -> bool:

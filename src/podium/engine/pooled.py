@@ -1,0 +1,278 @@
+"""Max-pool after a convolution, forward and back. Called by `conv_pool.py`.
+
+The pool passes the gradient on to one position of each window, so with windows of 2 × 2 three quarters of what reaches
+the convolution are zeros, which a library multiplies all the same. Here they are left out:
+
+    for every sample:
+        for every window q and channel o with a gradient g ≠ 0, chosen position r:
+            to o's list:  (g, where the chosen position's inputs begin)
+            to r's list:  (g, where the taps of o begin)
+            image gradient at the inputs of (q, r)  += Σ g · taps  over r's list
+        weight gradient of o  += Σ g · inputs  over o's list
+
+Sums over a list are kept in vector registers. The samples are cut into as many pieces as there are threads, and every
+piece has a weight gradient of its own, so the number of threads is part of the numerics, as with torch's operators.
+
+    image (n, h, w, c), taps (o, a, b, c), pooled (n, q, o), all contiguous; q counts windows, in rows
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from llvmlite import ir
+from torch import Tensor
+
+from podium.engine.machine_code import BYTE, FLOAT, INT, LONG, Code, Routine, Value, number
+
+_WIDTH = 8  # floats of a vector: one AVX register; LLVM makes two or a half of it elsewhere
+_MOST_SUMS = 12  # vectors summed up at a time; 16 registers also hold what comes in
+_NONE = 255  # in place of a chosen position: no gradient passes, as ReLU has zeroed it
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of one block: a convolution of stride 1 without padding, windows side by side."""
+
+    image: tuple[int, int, int]  # h, w, c
+    kernel: tuple[int, int]
+    num_out: int
+    window: tuple[int, int]
+    relu: bool
+
+    @property
+    def conv(self) -> tuple[int, int]:
+        return self.image[0] - self.kernel[0] + 1, self.image[1] - self.kernel[1] + 1
+
+    @property
+    def pooled(self) -> tuple[int, int]:
+        return self.conv[0] // self.window[0], self.conv[1] // self.window[1]
+
+    @property
+    def num_windows(self) -> int:
+        return self.pooled[0] * self.pooled[1]
+
+    @property
+    def window_area(self) -> int:
+        return self.window[0] * self.window[1]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.image[0] * self.image[1] * self.image[2]
+
+    @property
+    def num_taps(self) -> int:
+        """Of one output channel."""
+        return self.kernel[0] * self.kernel[1] * self.image[2]
+
+
+def pool(geometry: Geometry, conv: Tensor, pooled: Tensor, chosen: Tensor) -> None:
+    """From `conv` (n, oh, ow, o) into `pooled`, after ReLU if so wanted, and `chosen`, bytes that `gradients` wants."""
+    routine, starts = _pool(geometry)
+    routine(torch.get_num_threads(), len(conv), conv, pooled, chosen, starts)
+
+
+def gradients(
+    geometry: Geometry, image: Tensor, taps: Tensor, chosen: Tensor, grad: Tensor, wants_image: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Of image, taps and bias, given that of `pooled`."""
+    routine, starts, num_scratch = _gradients(geometry, wants_image)
+    num_pieces = torch.get_num_threads()
+    of_taps = taps.new_zeros(num_pieces, *taps.shape)
+    of_bias = taps.new_zeros(num_pieces, geometry.num_out)
+    of_image = torch.zeros_like(image) if wants_image else None
+    scratch = torch.empty(num_pieces, num_scratch, dtype=torch.int32)
+    routine(
+        num_pieces, len(image), image, taps, chosen, grad, starts, of_taps, of_bias,
+        of_image if of_image is not None else 0, scratch,
+    )  # fmt: skip
+    if num_pieces == 1:
+        return of_image, of_taps[0], of_bias[0]
+    return of_image, of_taps.sum(0), of_bias.sum(0)
+
+
+def _window_starts(geometry: Geometry, width: int, depth: int) -> Tensor:
+    """(q, r): where the position r of a window begins in an image of such rows, as int32."""
+    (num_rows, num_columns), (high, wide) = geometry.pooled, geometry.window
+    rows = torch.arange(num_rows)[:, None] * high + torch.arange(high)  # (rows of windows, high)
+    columns = torch.arange(num_columns)[:, None] * wide + torch.arange(wide)
+    starts = (rows[:, None, :, None] * width + columns[None, :, None, :]) * depth
+    return starts.reshape(geometry.num_windows, geometry.window_area).to(torch.int32)
+
+
+@functools.cache
+def _pool(geometry: Geometry) -> tuple[Routine, Tensor]:
+    num_out, num_conv = geometry.num_out, geometry.conv[0] * geometry.conv[1] * geometry.num_out
+    code = Code(num_arguments=5)
+    num_samples, conv, pooled, chosen, starts = code.arguments
+    starts_of = code.pointer(starts, INT)
+    with code.every_piece() as piece, code.loop(*_share(code, num_samples, piece)) as sample:
+        conv_of = code.pointer(conv, FLOAT, code.times(sample, num_conv))
+        with code.loop(number(0), number(geometry.num_windows)) as q:
+            at = code.times(code.plus(code.times(sample, geometry.num_windows), q), num_out)
+            pooled_of, chosen_of = code.pointer(pooled, FLOAT, at), code.pointer(chosen, BYTE, at)
+            first = code.times(q, geometry.window_area)
+            places = [
+                code.ir.zext(code.load(starts_of, code.plus(first, number(r))), LONG)
+                for r in range(geometry.window_area)
+            ]
+            whole = num_out - num_out % _WIDTH
+            with code.loop(number(0), number(whole), _WIDTH) as o:
+                _pool_vector(code, geometry, conv_of, places, o, _WIDTH, pooled_of, chosen_of)
+            if num_out > whole:
+                _pool_vector(code, geometry, conv_of, places, number(whole), num_out - whole, pooled_of, chosen_of)
+    return Routine(code), _window_starts(geometry, geometry.conv[1], num_out)
+
+
+def _pool_vector(
+    code: Code, geometry: Geometry, conv: Value, places: list[Value], o: Value, size: int, pooled: Value, chosen: Value
+) -> None:
+    """The first of the largest values of a window, or the last that is not a number, as torch's own pool has it."""
+    build = code.ir
+    bytes_of = ir.VectorType(BYTE, size)
+    best = code.vector(conv, code.plus(places[0], o), size)
+    which = ir.Constant(bytes_of, [0] * size)
+    for r, place in enumerate(places[1:], start=1):
+        value = code.vector(conv, code.plus(place, o), size)
+        better = build.or_(build.fcmp_ordered(">", value, best), build.fcmp_unordered("uno", value, value))
+        best = build.select(better, value, best)
+        which = build.select(better, ir.Constant(bytes_of, [r] * size), which)
+    if geometry.relu:
+        zero = ir.Constant(best.type, [0.0] * size)
+        dead = build.fcmp_ordered("<=", best, zero)
+        best = build.select(dead, zero, best)
+        which = build.select(dead, ir.Constant(bytes_of, [_NONE] * size), which)
+    code.store_vector(best, pooled, o)
+    build.store(which, build.bitcast(build.gep(chosen, [o]), bytes_of.as_pointer()), align=1)
+
+
+@functools.cache
+def _gradients(geometry: Geometry, wants_image: bool) -> tuple[Routine, Tensor, int]:
+    """The routine, where windows begin in the image, and the 32-bit numbers a piece needs for its lists."""
+    _, width, depth = geometry.image
+    num_out, area, num_windows = geometry.num_out, geometry.window_area, geometry.num_windows
+    num_lines = num_out * num_windows
+    sizes = {"g of o": num_lines, "inputs of o": num_lines, "length of o": num_out}
+    sizes |= {"g of r": area * num_out, "taps of r": area * num_out, "length of r": area}
+    sizes |= {"apart": 16}  # so that no two threads write to one line of the cache
+    num_scratch = sum(sizes.values())
+
+    code = Code(num_arguments=10)
+    build = code.ir
+    num_samples, image, taps, chosen, grad, starts, of_taps, of_bias, of_image, scratch = code.arguments
+    taps_of, starts_of = code.pointer(taps, FLOAT), code.pointer(starts, INT)
+    zero = ir.Constant(INT, 0)
+    with code.every_piece() as piece:
+        of_taps_of = code.pointer(of_taps, FLOAT, code.times(piece, num_out * geometry.num_taps))
+        of_bias_of = code.pointer(of_bias, FLOAT, code.times(piece, num_out))
+        lists, at = {}, 0
+        for name, size in sizes.items():
+            start = code.plus(code.times(piece, num_scratch), number(at))
+            lists[name] = code.pointer(scratch, FLOAT if name.startswith("g") else INT, start)
+            at += size
+        with code.loop(*_share(code, num_samples, piece)) as sample:
+            image_of = code.pointer(image, FLOAT, code.times(sample, geometry.num_inputs))
+            of_image_of = code.pointer(of_image, FLOAT, code.times(sample, geometry.num_inputs))
+            with code.loop(number(0), number(num_out)) as o:
+                code.store(zero, lists["length of o"], o)
+            with code.loop(number(0), number(num_windows)) as q:
+                first = code.times(q, area)
+                if wants_image:
+                    with code.loop(number(0), number(area)) as r:
+                        code.store(zero, lists["length of r"], r)
+                with code.loop(number(0), number(num_out)) as o:
+                    line = code.plus(code.times(code.plus(code.times(sample, num_windows), q), num_out), o)
+                    which = code.load(code.pointer(chosen, BYTE), line)
+                    passes = build.icmp_unsigned("!=", which, ir.Constant(BYTE, _NONE))
+                    # A line beyond the list's length is overwritten by the next: no jump that depends on data.
+                    which = build.select(passes, build.zext(which, LONG), number(0))
+                    g = code.load(code.pointer(grad, FLOAT), line)
+                    onto_bias = build.select(passes, g, ir.Constant(FLOAT, 0.0))
+                    code.store(build.fadd(code.load(of_bias_of, o), onto_bias), of_bias_of, o)
+                    inputs = code.load(starts_of, code.plus(first, which))
+                    _append(code, lists, "o", o, num_windows, passes, g, "inputs", inputs)
+                    if wants_image:
+                        where = build.trunc(code.times(o, geometry.num_taps), INT)
+                        _append(code, lists, "r", which, num_out, passes, g, "taps", where)
+                if wants_image:
+                    with code.loop(number(0), number(area)) as r:
+                        inputs = build.zext(code.load(starts_of, code.plus(first, r)), LONG)
+                        lines = _lines(code, lists, "r", r, num_out, "taps")
+                        for group in _groups(geometry):
+                            _add_sums(code, of_image_of, inputs, taps_of, lines, group)
+            with code.loop(number(0), number(num_out)) as o:
+                lines = _lines(code, lists, "o", o, num_windows, "inputs")
+                for group in _groups(geometry):
+                    of_o = code.times(o, geometry.num_taps)
+                    _add_sums(code, of_taps_of, of_o, image_of, lines, [(tap, x, k) for x, tap, k in group])
+    return Routine(code), _window_starts(geometry, width, depth), num_scratch
+
+
+def _append(
+    code: Code, lists: dict[str, Value], kind: str, key: Value, room: int, passes: Value, g: Value, of: str, at: Value
+) -> None:
+    """A line (g, at) to the list of `key`, which has `room`; kept only if it passes."""
+    length = code.load(lists[f"length of {kind}"], key)
+    line = code.plus(code.times(key, room), code.ir.zext(length, LONG))
+    code.store(g, lists[f"g of {kind}"], line)
+    code.store(at, lists[f"{of} of {kind}"], line)
+    code.store(code.ir.add(length, code.ir.zext(passes, INT)), lists[f"length of {kind}"], key)
+
+
+def _lines(
+    code: Code, lists: dict[str, Value], kind: str, key: Value, room: int, of: str
+) -> tuple[Value, Value, Value]:
+    """Of the list of `key`: how many, their g, their places."""
+    start = [code.times(key, room)]
+    length = code.ir.zext(code.load(lists[f"length of {kind}"], key), LONG)
+    return length, code.ir.gep(lists[f"g of {kind}"], start), code.ir.gep(lists[f"{of} of {kind}"], start)
+
+
+def _add_sums(
+    code: Code,
+    target: Value,
+    target_at: Value,
+    source: Value,
+    lines: tuple[Value, Value, Value],
+    vectors: list[tuple[int, int, int]],
+) -> None:
+    """target[target_at + i …] += Σ g · source[at + j …] over the lines, for the vectors (i, j, size)."""
+    num, all_g, all_at = lines
+
+    def turn(line: Value, sums: list[Value]) -> list[Value]:
+        g = code.load(all_g, line)
+        at = code.ir.zext(code.load(all_at, line), LONG)
+        factors = {size: code.spread(g, size) for size in {size for *_, size in vectors}}
+        return [
+            code.multiply_add(code.vector(source, code.plus(at, number(j)), size), factors[size], total)
+            for (_, j, size), total in zip(vectors, sums, strict=True)
+        ]
+
+    sums = code.fold(num, [ir.Constant(ir.VectorType(FLOAT, size), [0.0] * size) for *_, size in vectors], turn)
+    for (i, _, size), total in zip(vectors, sums, strict=True):
+        place = code.plus(target_at, number(i))
+        code.store_vector(code.ir.fadd(code.vector(target, place, size), total), target, place)
+
+
+def _groups(geometry: Geometry) -> list[list[tuple[int, int, int]]]:
+    """The taps of an output channel as vectors (place among the inputs, place among the taps, size), in groups that
+    fit the registers. A row of the kernel is in one piece in the image too."""
+    _, width, depth = geometry.image
+    row = geometry.kernel[1] * depth
+    vectors = [
+        (i * width * depth + at, i * row + at, min(_WIDTH, row - at))
+        for i in range(geometry.kernel[0])
+        for at in range(0, row, _WIDTH)
+    ]
+    num_groups = -(-len(vectors) // _MOST_SUMS)
+    size = -(-len(vectors) // num_groups)
+    return [vectors[start : start + size] for start in range(0, len(vectors), size)]
+
+
+def _share(code: Code, num_samples: Value, piece: Value) -> tuple[Value, Value]:
+    """First sample of a piece, and the one after its last."""
+
+    def start(number_of: Value) -> Value:
+        return code.ir.sdiv(code.times(num_samples, number_of), code.num_pieces)
+
+    return start(piece), start(code.plus(piece, number(1)))
