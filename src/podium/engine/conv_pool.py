@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from podium.engine.pooled import Geometry, gradients, pool
+from podium.engine.pooled import geometry_of, gradients, pool
 
 #: of the convolution's values that are to stay in the cache
 _PIECE_BYTES = 3 << 20
@@ -30,15 +30,15 @@ class ConvPool(torch.autograd.Function):
         ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None, window: tuple[int, int], relu: bool
     ) -> Tensor:
         n, c, h, w = image.shape
-        geometry = Geometry((h, w, c), (weight.shape[2], weight.shape[3]), len(weight), window, relu)
-        shape = (n, *geometry.pooled, len(weight))
+        num_out, _, a, b = weight.shape
+        geometry = geometry_of((h, w, c), (a, b), num_out, window, relu)
+        shape = (n, *geometry.pooled, num_out)
         pooled, chosen = image.new_empty(shape), torch.empty(shape, dtype=torch.uint8)
-        conv_bytes = geometry.conv[0] * geometry.conv[1] * len(weight) * image.element_size()
-        for part, pooled_part, chosen_part in zip(
-            *(tensor.split(max(1, _PIECE_BYTES // conv_bytes)) for tensor in (image, pooled, chosen)), strict=True
-        ):
-            conv = torch.conv2d(part, weight, bias).permute(0, 2, 3, 1).contiguous()
-            pool(geometry, conv, pooled_part, chosen_part)
+        num_samples = max(1, _PIECE_BYTES // (geometry.num_conv * image.element_size()))
+        for start in range(0, n, num_samples):
+            part = slice(start, start + num_samples)
+            conv = torch.conv2d(image[part], weight, bias).permute(0, 2, 3, 1).contiguous()
+            pool(geometry, conv, pooled[part], chosen[part])
         ctx.save_for_backward(image, weight, chosen)
         ctx.geometry, ctx.has_bias = geometry, bias is not None
         return pooled.permute(0, 3, 1, 2)

@@ -170,36 +170,72 @@ class _MaxPool1d(nn.MaxPool1d):
 class _Sequential(nn.Sequential):
     """Runs a convolution, its pool and a ReLU that follow one another as one operator, where it can."""
 
+    _planned: tuple[nn.Module, ...] = ()
+    _steps: "list[nn.Module | _Block]"
+
     def forward(self, input: Tensor) -> Tensor:
         if _leave_to_torch(input):
             return super().forward(input)
-        modules = list(self)
-        at = 0
-        while at < len(modules):
-            input, num_done = _conv_pool(input, modules[at : at + 3])
-            if not num_done:
-                input, num_done = modules[at](input), 1
-            at += num_done
+        modules = tuple(self._modules.values())
+        if modules != self._planned:
+            self._planned, self._steps = modules, _steps(modules)
+        for step in self._steps:
+            input = step(input)
         return input
 
 
-def _conv_pool(input: Tensor, modules: list[nn.Module]) -> tuple[Tensor, int]:
-    """(what the first modules make of it, how many of them); none where they are not such a block."""
+class _Block:
+    """A convolution, its pool and perhaps a ReLU."""
+
+    def __init__(
+        self, conv: "_Conv1d | _Conv2d", pool: nn.Module, relu: nn.ReLU | None, window: tuple[int, ...]
+    ) -> None:
+        self._conv, self._relu, self._window = conv, relu is not None, window
+        self._modules = (conv, pool) if relu is None else (conv, pool, relu)
+        self.num_modules = len(self._modules)
+
+    def __call__(self, input: Tensor) -> Tensor:
+        conv = self._conv
+        sizes = zip(input.shape[2:], conv.kernel_size, self._window, strict=False)
+        fits = input.dim() == 2 + len(self._window) and all(size - k + 1 >= p for size, k, p in sizes)
+        if not fits or any(_has_hooks(module) for module in self._modules):
+            for module in self._modules:
+                input = module(input)
+            return input
+        if len(self._window) == 2:
+            return self._run(input, conv.weight, self._window)
+        return self._run(input.unsqueeze(2), conv.weight.unsqueeze(2), (1, *self._window)).squeeze(2)
+
+    def _run(self, image: Tensor, weight: Tensor, window: tuple[int, ...]) -> Tensor:
+        result: Tensor = ConvPool.apply(_channels_last(image), weight, self._conv.bias, window, self._relu)
+        return result
+
+
+def _steps(modules: Sequence[nn.Module]) -> "list[nn.Module | _Block]":
+    """The modules in order, blocks put together."""
+    steps: list[nn.Module | _Block] = []
+    at = 0
+    while at < len(modules):
+        block = _block(modules[at : at + 3])
+        steps.append(block or modules[at])
+        at += block.num_modules if block else 1
+    return steps
+
+
+def _block(modules: Sequence[nn.Module]) -> _Block | None:
+    """Made of the first two or three modules, if they are such a block."""
     if len(modules) < 2:
-        return input, 0
-    conv, pool = modules[:2]
-    flat = isinstance(conv, nn.Conv1d)
-    if not isinstance(conv, _Conv1d | _Conv2d) or not isinstance(pool, nn.MaxPool1d if flat else nn.MaxPool2d):
-        return input, 0
-    window = window_of(conv, pool)
-    if window is None or input.dim() != 2 + len(window) or any(_has_hooks(module) for module in modules):
-        return input, 0
-    if any(size - k + 1 < p for size, k, p in zip(input.shape[2:], conv.kernel_size, window, strict=True)):
-        return input, 0
-    relu = len(modules) == 3 and type(modules[2]) is nn.ReLU
-    image, weight = (input.unsqueeze(2), conv.weight.unsqueeze(2)) if flat else (input, conv.weight)
-    result: Tensor = ConvPool.apply(_channels_last(image), weight, conv.bias, (1, *window)[-2:], relu)
-    return result.squeeze(2) if flat else result, 2 + relu
+        return None
+    conv, pool, *after = modules
+    if isinstance(conv, _Conv1d):
+        window = window_of(conv, pool) if isinstance(pool, nn.MaxPool1d) else None
+    elif isinstance(conv, _Conv2d):
+        window = window_of(conv, pool) if isinstance(pool, nn.MaxPool2d) else None
+    else:
+        return None
+    if window is None:
+        return None
+    return _Block(conv, pool, after[0] if after and type(after[0]) is nn.ReLU else None, window)
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ piece has a weight gradient of its own, so the number of threads is part of the 
 
 import functools
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from llvmlite import ir
@@ -30,9 +31,9 @@ _MOST_SUMS = 12  # vectors summed up at a time; 16 registers also hold what come
 _NONE = 255  # in place of a chosen position: no gradient passes, as ReLU has zeroed it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Geometry:
-    """Of one block: a convolution of stride 1 without padding, windows side by side."""
+    """Of one block: a convolution of stride 1 without padding, windows side by side. See `geometry_of`."""
 
     image: tuple[int, int, int]  # h, w, c
     kernel: tuple[int, int]
@@ -40,30 +41,43 @@ class Geometry:
     window: tuple[int, int]
     relu: bool
 
-    @property
+    @cached_property
     def conv(self) -> tuple[int, int]:
         return self.image[0] - self.kernel[0] + 1, self.image[1] - self.kernel[1] + 1
 
-    @property
+    @cached_property
+    def num_conv(self) -> int:
+        """Values of the convolution of one sample."""
+        return self.conv[0] * self.conv[1] * self.num_out
+
+    @cached_property
     def pooled(self) -> tuple[int, int]:
         return self.conv[0] // self.window[0], self.conv[1] // self.window[1]
 
-    @property
+    @cached_property
     def num_windows(self) -> int:
         return self.pooled[0] * self.pooled[1]
 
-    @property
+    @cached_property
     def window_area(self) -> int:
         return self.window[0] * self.window[1]
 
-    @property
+    @cached_property
     def num_inputs(self) -> int:
         return self.image[0] * self.image[1] * self.image[2]
 
-    @property
+    @cached_property
     def num_taps(self) -> int:
         """Of one output channel."""
         return self.kernel[0] * self.kernel[1] * self.image[2]
+
+
+@functools.cache
+def geometry_of(
+    image: tuple[int, int, int], kernel: tuple[int, int], num_out: int, window: tuple[int, int], relu: bool
+) -> Geometry:
+    """One object for each, which its routines are remembered by."""
+    return Geometry(image, kernel, num_out, window, relu)
 
 
 def pool(geometry: Geometry, conv: Tensor, pooled: Tensor, chosen: Tensor) -> None:
@@ -77,18 +91,14 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Of image, taps and bias, given that of `pooled`."""
     routine, starts, num_scratch = _gradients(geometry, wants_image)
-    num_pieces = torch.get_num_threads()
-    of_taps = taps.new_zeros(num_pieces, *taps.shape)
-    of_bias = taps.new_zeros(num_pieces, geometry.num_out)
+    num_pieces, num_weights = torch.get_num_threads(), taps.numel()
+    sums = taps.new_zeros(num_pieces, num_weights + geometry.num_out)  # of taps and, behind them, bias
     of_image = torch.zeros_like(image) if wants_image else None
-    scratch = torch.empty(num_pieces, num_scratch, dtype=torch.int32)
-    routine(
-        num_pieces, len(image), image, taps, chosen, grad, starts, of_taps, of_bias,
-        of_image if of_image is not None else 0, scratch,
-    )  # fmt: skip
-    if num_pieces == 1:
-        return of_image, of_taps[0], of_bias[0]
-    return of_image, of_taps.sum(0), of_bias.sum(0)
+    scratch = torch.empty(num_pieces * num_scratch, dtype=torch.int32)
+    there = 0 if of_image is None else of_image
+    routine(num_pieces, len(image), image, taps, chosen, grad, starts, sums, there, scratch)
+    total = sums[0] if num_pieces == 1 else sums.sum(0)
+    return of_image, total[:num_weights].view(taps.shape), total[num_weights:]
 
 
 def _window_starts(geometry: Geometry, width: int, depth: int) -> Tensor:
@@ -102,12 +112,12 @@ def _window_starts(geometry: Geometry, width: int, depth: int) -> Tensor:
 
 @functools.cache
 def _pool(geometry: Geometry) -> tuple[Routine, Tensor]:
-    num_out, num_conv = geometry.num_out, geometry.conv[0] * geometry.conv[1] * geometry.num_out
+    num_out = geometry.num_out
     code = Code(num_arguments=5)
     num_samples, conv, pooled, chosen, starts = code.arguments
     starts_of = code.pointer(starts, INT)
     with code.every_piece() as piece, code.loop(*_share(code, num_samples, piece)) as sample:
-        conv_of = code.pointer(conv, FLOAT, code.times(sample, num_conv))
+        conv_of = code.pointer(conv, FLOAT, code.times(sample, geometry.num_conv))
         with code.loop(number(0), number(geometry.num_windows)) as q:
             at = code.times(code.plus(code.times(sample, geometry.num_windows), q), num_out)
             pooled_of, chosen_of = code.pointer(pooled, FLOAT, at), code.pointer(chosen, BYTE, at)
@@ -157,14 +167,14 @@ def _gradients(geometry: Geometry, wants_image: bool) -> tuple[Routine, Tensor, 
     sizes |= {"apart": 16}  # so that no two threads write to one line of the cache
     num_scratch = sum(sizes.values())
 
-    code = Code(num_arguments=10)
+    code = Code(num_arguments=9)
     build = code.ir
-    num_samples, image, taps, chosen, grad, starts, of_taps, of_bias, of_image, scratch = code.arguments
+    num_samples, image, taps, chosen, grad, starts, sums, of_image, scratch = code.arguments
     taps_of, starts_of = code.pointer(taps, FLOAT), code.pointer(starts, INT)
     zero = ir.Constant(INT, 0)
     with code.every_piece() as piece:
-        of_taps_of = code.pointer(of_taps, FLOAT, code.times(piece, num_out * geometry.num_taps))
-        of_bias_of = code.pointer(of_bias, FLOAT, code.times(piece, num_out))
+        of_taps = code.pointer(sums, FLOAT, code.times(piece, num_out * (geometry.num_taps + 1)))
+        of_bias = code.pointer(of_taps, FLOAT, number(num_out * geometry.num_taps))
         lists, at = {}, 0
         for name, size in sizes.items():
             start = code.plus(code.times(piece, num_scratch), number(at))
@@ -188,7 +198,7 @@ def _gradients(geometry: Geometry, wants_image: bool) -> tuple[Routine, Tensor, 
                     which = build.select(passes, build.zext(which, LONG), number(0))
                     g = code.load(code.pointer(grad, FLOAT), line)
                     onto_bias = build.select(passes, g, ir.Constant(FLOAT, 0.0))
-                    code.store(build.fadd(code.load(of_bias_of, o), onto_bias), of_bias_of, o)
+                    code.store(build.fadd(code.load(of_bias, o), onto_bias), of_bias, o)
                     inputs = code.load(starts_of, code.plus(first, which))
                     _append(code, lists, "o", o, num_windows, passes, g, "inputs", inputs)
                     if wants_image:
@@ -204,7 +214,7 @@ def _gradients(geometry: Geometry, wants_image: bool) -> tuple[Routine, Tensor, 
                 lines = _lines(code, lists, "o", o, num_windows, "inputs")
                 for group in _groups(geometry):
                     of_o = code.times(o, geometry.num_taps)
-                    _add_sums(code, of_taps_of, of_o, image_of, lines, [(tap, x, k) for x, tap, k in group])
+                    _add_sums(code, of_taps, of_o, image_of, lines, [(tap, x, k) for x, tap, k in group])
     return Routine(code), _window_starts(geometry, width, depth), num_scratch
 
 
