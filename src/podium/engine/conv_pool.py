@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from podium.engine.pooled import geometry_of, gradients, pool
+from podium.engine.pooled import convolve_and_pool, geometry_of, gradients, pool
 
 #: of the convolution's values that are to stay in the cache
 _PIECE_BYTES = 3 << 20
@@ -34,11 +34,15 @@ class ConvPool(torch.autograd.Function):
         geometry = geometry_of((h, w, c), (a, b), num_out, window, relu)
         shape = (n, *geometry.pooled, num_out)
         pooled, chosen = image.new_empty(shape), torch.empty(shape, dtype=torch.uint8)
-        num_samples = max(1, _PIECE_BYTES // (geometry.num_conv * image.element_size()))
-        for start in range(0, n, num_samples):
-            part = slice(start, start + num_samples)
-            conv = torch.conv2d(image[part], weight, bias).permute(0, 2, 3, 1).contiguous()
-            pool(geometry, conv, pooled[part], chosen[part])
+        if geometry.small:
+            taps, bias_of = weight.permute(0, 2, 3, 1), None if bias is None else bias.contiguous()
+            convolve_and_pool(geometry, image.permute(0, 2, 3, 1).contiguous(), taps, bias_of, pooled, chosen)
+        else:
+            num_samples = max(1, _PIECE_BYTES // (geometry.num_conv * image.element_size()))
+            for start in range(0, n, num_samples):
+                part = slice(start, start + num_samples)
+                conv = torch.conv2d(image[part], weight, bias).permute(0, 2, 3, 1).contiguous()
+                pool(geometry, conv, pooled[part], chosen[part])
         ctx.save_for_backward(image, weight, chosen)
         ctx.geometry, ctx.has_bias = geometry, bias is not None
         return pooled.permute(0, 3, 1, 2)

@@ -17,8 +17,10 @@ piece has a weight gradient of its own, so the number of threads is part of the 
 """
 
 import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from llvmlite import ir
@@ -67,6 +69,11 @@ class Geometry:
         return self.image[0] * self.image[1] * self.image[2]
 
     @cached_property
+    def small(self) -> bool:
+        """A library's convolution has too few products to make for every value, and is busy with memory."""
+        return self.num_taps <= 40 and self.num_taps * self.window_area <= 512
+
+    @cached_property
     def num_taps(self) -> int:
         """Of one output channel."""
         return self.kernel[0] * self.kernel[1] * self.image[2]
@@ -84,6 +91,16 @@ def pool(geometry: Geometry, conv: Tensor, pooled: Tensor, chosen: Tensor) -> No
     """From `conv` (n, oh, ow, o) into `pooled`, after ReLU if so wanted, and `chosen`, bytes that `gradients` wants."""
     routine, starts = _pool(geometry)
     routine(torch.get_num_threads(), len(conv), conv, pooled, chosen, starts)
+
+
+def convolve_and_pool(
+    geometry: Geometry, image: Tensor, taps: Tensor, bias: Tensor | None, pooled: Tensor, chosen: Tensor
+) -> None:
+    """The same from the image itself, without the convolution's values in memory; for blocks that are `small`."""
+    routine, starts = _convolve_and_pool(geometry)
+    by_tap = taps.reshape(geometry.num_out, -1).t().contiguous()
+    bias = taps.new_zeros(geometry.num_out) if bias is None else bias
+    routine(torch.get_num_threads(), len(image), image, by_tap, bias, pooled, chosen, starts)
 
 
 def gradients(
@@ -112,48 +129,111 @@ def _window_starts(geometry: Geometry, width: int, depth: int) -> Tensor:
 
 @functools.cache
 def _pool(geometry: Geometry) -> tuple[Routine, Tensor]:
-    num_out = geometry.num_out
     code = Code(num_arguments=5)
     num_samples, conv, pooled, chosen, starts = code.arguments
-    starts_of = code.pointer(starts, INT)
-    with code.every_piece() as piece, code.loop(*_share(code, num_samples, piece)) as sample:
+
+    def values(sample: Value, places: list[Value], o: Value, sizes: list[int]) -> Iterator[list[Value]]:
         conv_of = code.pointer(conv, FLOAT, code.times(sample, geometry.num_conv))
-        with code.loop(number(0), number(geometry.num_windows)) as q:
-            at = code.times(code.plus(code.times(sample, geometry.num_windows), q), num_out)
-            pooled_of, chosen_of = code.pointer(pooled, FLOAT, at), code.pointer(chosen, BYTE, at)
-            first = code.times(q, geometry.window_area)
-            places = [
-                code.ir.zext(code.load(starts_of, code.plus(first, number(r))), LONG)
-                for r in range(geometry.window_area)
+        for place in places:
+            yield [
+                code.vector(conv_of, code.plus(code.plus(place, o), number(at)), size) for at, size in _placed(sizes)
             ]
-            whole = num_out - num_out % _WIDTH
-            with code.loop(number(0), number(whole), _WIDTH) as o:
-                _pool_vector(code, geometry, conv_of, places, o, _WIDTH, pooled_of, chosen_of)
-            if num_out > whole:
-                _pool_vector(code, geometry, conv_of, places, number(whole), num_out - whole, pooled_of, chosen_of)
-    return Routine(code), _window_starts(geometry, geometry.conv[1], num_out)
+
+    _every_window(code, geometry, num_samples, starts, pooled, chosen, values)
+    return Routine(code), _window_starts(geometry, geometry.conv[1], geometry.num_out)
 
 
-def _pool_vector(
-    code: Code, geometry: Geometry, conv: Value, places: list[Value], o: Value, size: int, pooled: Value, chosen: Value
+@functools.cache
+def _convolve_and_pool(geometry: Geometry) -> tuple[Routine, Tensor]:
+    _, width, depth = geometry.image
+    code = Code(num_arguments=7)
+    num_samples, image, by_tap, bias, pooled, chosen, starts = code.arguments
+    by_tap_of, bias_of = code.pointer(by_tap, FLOAT), code.pointer(bias, FLOAT)
+    inputs = [i * width * depth + at for i in range(geometry.kernel[0]) for at in range(geometry.kernel[1] * depth)]
+
+    def values(sample: Value, places: list[Value], o: Value, sizes: list[int]) -> Iterator[list[Value]]:
+        image_of = code.pointer(image, FLOAT, code.times(sample, geometry.num_inputs))
+        # Two positions at a time: enough sums under way to keep the processor busy, and they share the taps.
+        for pair in (places[at : at + 2] for at in range(0, len(places), 2)):
+            first = [code.vector(bias_of, code.plus(o, number(at)), size) for at, size in _placed(sizes)]
+            sums = [first] * len(pair)
+            for tap, at in enumerate(inputs):
+                row = code.plus(o, number(tap * geometry.num_out))
+                taps = [code.vector(by_tap_of, code.plus(row, number(at)), size) for at, size in _placed(sizes)]
+                found = [code.load(image_of, code.plus(place, number(at))) for place in pair]
+                sums = [
+                    [code.multiply_add(code.spread(x, t.type.count), t, v) for t, v in zip(taps, of, strict=True)]
+                    for x, of in zip(found, sums, strict=True)
+                ]
+            yield from sums
+
+    _every_window(code, geometry, num_samples, starts, pooled, chosen, values)
+    return Routine(code), _window_starts(geometry, width, depth)
+
+
+def _every_window(
+    code: Code,
+    geometry: Geometry,
+    num_samples: Value,
+    starts: Value,
+    pooled: Value,
+    chosen: Value,
+    values: Callable[[Value, list[Value], Value, list[int]], Iterator[list[Value]]],
+) -> None:
+    """Writes the whole routine. `values(sample, places, o, sizes)`: for every position of a window the values of the
+    channels from o on, as vectors of these sizes."""
+    num_out, num_together = geometry.num_out, 4 * _WIDTH
+    whole = num_out - num_out % num_together
+    rest = [min(_WIDTH, num_out - at) for at in range(whole, num_out, _WIDTH)]
+    starts_of = code.pointer(starts, INT)
+    with (
+        code.every_piece() as piece,
+        code.loop(*_share(code, num_samples, piece)) as sample,
+        code.loop(number(0), number(geometry.num_windows)) as q,
+    ):
+        at = code.times(code.plus(code.times(sample, geometry.num_windows), q), num_out)
+        pooled_of, chosen_of = code.pointer(pooled, FLOAT, at), code.pointer(chosen, BYTE, at)
+        first = code.times(q, geometry.window_area)
+        places = [
+            code.ir.zext(code.load(starts_of, code.plus(first, number(r))), LONG) for r in range(geometry.window_area)
+        ]
+        with code.loop(number(0), number(whole), num_together) as o:
+            _choose(code, geometry, values(sample, places, o, [_WIDTH] * 4), o, pooled_of, chosen_of)
+        if rest:
+            _choose(code, geometry, values(sample, places, number(whole), rest), number(whole), pooled_of, chosen_of)
+
+
+def _choose(
+    code: Code, geometry: Geometry, values: Iterator[list[Value]], o: Value, pooled: Value, chosen: Value
 ) -> None:
     """The first of the largest values of a window, or the last that is not a number, as torch's own pool has it."""
     build = code.ir
-    bytes_of = ir.VectorType(BYTE, size)
-    best = code.vector(conv, code.plus(places[0], o), size)
-    which = ir.Constant(bytes_of, [0] * size)
-    for r, place in enumerate(places[1:], start=1):
-        value = code.vector(conv, code.plus(place, o), size)
-        better = build.or_(build.fcmp_ordered(">", value, best), build.fcmp_unordered("uno", value, value))
-        best = build.select(better, value, best)
-        which = build.select(better, ir.Constant(bytes_of, [r] * size), which)
-    if geometry.relu:
-        zero = ir.Constant(best.type, [0.0] * size)
-        dead = build.fcmp_ordered("<=", best, zero)
-        best = build.select(dead, zero, best)
-        which = build.select(dead, ir.Constant(bytes_of, [_NONE] * size), which)
-    code.store_vector(best, pooled, o)
-    build.store(which, build.bitcast(build.gep(chosen, [o]), bytes_of.as_pointer()), align=1)
+    best = next(values)
+    sizes = [vector.type.count for vector in best]
+
+    def bytes_of(value: int, size: int) -> Value:
+        return ir.Constant(ir.VectorType(BYTE, size), [value] * size)
+
+    which = [bytes_of(0, size) for size in sizes]
+    for r, candidates in enumerate(values, start=1):
+        for k, value in enumerate(candidates):
+            better = build.or_(build.fcmp_ordered(">", value, best[k]), build.fcmp_unordered("uno", value, value))
+            best[k] = build.select(better, value, best[k])
+            which[k] = build.select(better, bytes_of(r, sizes[k]), which[k])
+    for k, (at, size) in enumerate(_placed(sizes)):
+        if geometry.relu:
+            zero = ir.Constant(best[k].type, [0.0] * size)
+            dead = build.fcmp_ordered("<=", best[k], zero)
+            best[k] = build.select(dead, zero, best[k])
+            which[k] = build.select(dead, bytes_of(_NONE, size), which[k])
+        place = code.plus(o, number(at))
+        code.store_vector(best[k], pooled, place)
+        build.store(which[k], build.bitcast(build.gep(chosen, [place]), which[k].type.as_pointer()), align=1)
+
+
+def _placed(sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """(where it begins, its size) for vectors one after the other."""
+    return zip(accumulate(sizes, initial=0), sizes, strict=False)
 
 
 @functools.cache
