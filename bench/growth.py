@@ -14,11 +14,13 @@ import json
 import math
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -222,29 +224,36 @@ def _copied(source: Path, target: Path) -> None:
 
 
 def stall(folder: Path, quick: bool) -> Rows:
-    """How much training slows down while checkpoints are written beside it: neuron/full, one every few updates."""
-    rates: dict[str, list[float]] = {"every": [], "never": []}
-    num_updates, every = (12, 4) if quick else (48, 12)
-    for _ in range(1 if quick else 5):
-        for name, found in rates.items():
-            out = folder / f"stall-{time.monotonic_ns()}"
-            saving = f"{every}up" if name == "every" else "0"
-            run_podium(
-                "neuron/full", "workload.data.samples=6144", "batch.micro=64", f"train.length={num_updates}up",
-                f"checkpoint.every={saving}", "checkpoint.best=false", "engine.updates_per_call=4", "log.report=false",
-                "valid.max_samples=8", out=out,
-            )  # fmt: skip
-            seconds = json.loads((out / "summary.json").read_text())["seconds"]
-            # both save once more at the very end
-            found.append(1 / (seconds["train"] + seconds["input_wait"] + seconds["checkpoint"]))
-    ratios = sorted(a / b for a, b in zip(rates["every"], rates["never"], strict=True))
-    middle, least, most = (100 * (1 - ratios[index]) for index in (len(ratios) // 2, -1, 0))
-    row = [
-        f"neuron/full, a checkpoint of 35 MB every {every} updates against none",
-        f"{middle:.1f} % slower ({least:.1f} … {most:.1f})",
-    ]
-    print(" | ".join(row), flush=True)
-    return [row]
+    """How long training is held up by a checkpoint written beside it: neuron/full, stretches with and without one in
+    turns within the same run, on the wall clock. Beside the writing, which takes time from the training where all cores
+    are busy, a checkpoint stops it for a copy of the weights and one look at them."""
+    rows: Rows = []
+    per_stretch, num_pairs = (4, 2) if quick else (12, 24)
+    for threads in (1, len(os.sched_getaffinity(0))):
+        out = folder / f"stall-{threads}"
+        run_podium(
+            "neuron/full", f"engine.threads={threads}", "workload.data.samples=6144", "batch.micro=64",
+            f"train.length={2 * per_stretch * (num_pairs + 1)}up", f"checkpoint.every={2 * per_stretch}up",
+            "checkpoint.best=false", f"engine.updates_per_call={per_stretch}", "log.report=false", "valid.every=0",
+            "valid.max_samples=8", out=out,
+        )  # fmt: skip
+        lines = (out / "metrics.jsonl").read_text().splitlines()
+        ended = [json.loads(line)["time/total_s"] for line in lines]
+        took = [after - before for before, after in pairwise(ended)]
+        # record 2 is followed by the first checkpoint; the last stretch ends with another, and with the run
+        pairs = list(zip(took[1::2], took[2::2], strict=False))
+        lost = statistics.median(saving - not_saving for saving, not_saving in pairs)
+        apart = statistics.median(saving + not_saving for saving, not_saving in pairs)
+        rows.append(
+            [
+                f"neuron/full, threads: {threads}, a checkpoint (35 MB) in {2 * per_stretch} updates ({apart:.1f} s)",
+                f"{1000 * lost:.0f} ms",
+                f"{100 * lost / apart:.1f} %",
+                f"{100 * lost / 60:.2f} %",
+            ]
+        )
+        print(" | ".join(rows[-1]), flush=True)
+    return rows
 
 
 # --- a run's other costs ----------------------------------------------------------------------------------------------
@@ -374,7 +383,11 @@ def main() -> None:
         if growing:
             lines = [*table("Growth", law, growing), *lines]
         if "stall" in options.only:
-            lines += table("Saving beside training", ("what", "median of 5 (least … most)"), stall(folder, quick))
+            lines += table(
+                "Saving beside training (median of 24 stretches with a checkpoint against the next one without)",
+                ("run", "held up by a checkpoint", "of the time", "with one a minute"),
+                stall(folder, quick),
+            )
         if "memory" in options.only:
             head = ("run", "peak of 25 updates", "100 updates need more")
             lines += table("Peak memory", head, memory(folder, quick))
