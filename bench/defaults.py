@@ -23,6 +23,7 @@ from torch import nn
 from podium.engine import operators
 from podium.prepare import prepare
 from podium.recipe import load_recipe
+from podium.topology import usable_cores
 from podium.tune.measure import measured_rate
 
 RESULTS = Path(__file__).parent / "results" / "defaults.md"
@@ -66,6 +67,7 @@ WITHOUT: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
     "memory kept by the process": ((), _keep_glibc),
     "convolution, pool and ReLU as one": ((), _run_blocks_module_by_module),
     "threads beside the training that start no workers": ((), _use_workers_elsewhere),
+    "no more threads than a micro-batch is worth": ((f"engine.threads={len(usable_cores())}",), lambda: None),
     "samples ahead of time (engine.prefetch)": (("engine.prefetch=0",), lambda: None),
 }
 

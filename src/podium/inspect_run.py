@@ -2,8 +2,6 @@
 
 import typing
 
-import torch
-
 from podium import checkpoint as checkpoints
 from podium.checkpoint import Checkpoint
 from podium.console import number, out, say, show_table, warn
@@ -72,7 +70,6 @@ def _restored(run: Run, which: str) -> tuple[Prepared, Checkpoint]:
     found = _find(run, which)
     prepared = prepare(run.recipe(), threads=run.environment().get("threads_per_replica"))
     found.restore(prepared.model)
-    torch.set_num_threads(prepared.threads)
     return prepared, found
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from podium.data.arrays import Source
 from podium.engine.allocator import keep_memory
+from podium.engine.busy import busy_threads
 from podium.engine.instances import Instances
 from podium.engine.operators import apply_layout, resolve_layout
 from podium.engine.randomness import seed_torch
@@ -38,7 +39,10 @@ class Prepared:
     topology: Topology
     instances: Instances
     device: torch.device
+    #: of each replica, as recorded with the run
     threads: int
+    #: of these, those that micro-batches are large enough for
+    busy_threads: int
     lengths: Lengths
 
     @property
@@ -89,6 +93,10 @@ def prepare(
     seed_torch(device, "weights", recipe.seed)
     model = workload.build_model().to(device).train()
     apply_layout(model, resolve_layout(recipe.engine.layout, device))
+    busy = threads
+    if recipe.engine.threads == "auto" and device.type == "cpu":
+        busy = busy_threads(threads, workload, model, recipe.batch.micro_batch)
+        torch.set_num_threads(busy)
     check_span(largest_span(model), topology.num_replicas, topology.num_instances, recipe.engine.reduction)
     optimiser = build_optimiser(recipe.optim, model, workload.param_groups(model))
     base_lr = scaled_lr(
@@ -101,7 +109,7 @@ def prepare(
     schedule = build_schedule(recipe.schedule, base_lr, total_updates, updates_per_epoch, global_batch)
     return Prepared(
         recipe, workload, samples, valid_samples, model, optimiser, schedule, topology,
-        instances or Instances.alone(), device, threads, Lengths(updates_per_epoch, total_updates, global_batch),
+        instances or Instances.alone(), device, threads, busy, Lengths(updates_per_epoch, total_updates, global_batch),
     )  # fmt: skip
 
 

@@ -1,11 +1,16 @@
-"""Threads beside the training leave its OpenMP workers alone."""
+"""A replica keeps as many threads busy as its work is worth; threads beside the training leave its workers alone."""
 
 import subprocess
 import sys
 
 import pytest
+import torch
 
+from podium.engine.busy import busy_threads
+from podium.prepare import prepare
+from podium.recipe import load_recipe
 from podium.topology import usable_cores
+from podium.workloads.base import workload_class
 
 #: prints how many threads each step has added to the process
 SCRIPT = """
@@ -51,3 +56,36 @@ def test_the_feed_and_the_saver_are_one_thread_each():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["saver", "1", "feed", "2", "cores", "2"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "micro", "threads", "busy"),
+    [
+        ("mnist", 8, 2, 1),
+        ("mnist", 64, 2, 2),
+        ("mnist", 64, 64, 10),
+        ("mnist", 8, 1, 1),
+        ("neuron/quick", 64, 2, 2),
+        ("neuron/lstm", 64, 32, 32),  # its recurrent layer counts
+    ],
+)
+def test_a_replica_keeps_as_many_threads_busy_as_its_micro_batches_are_worth(recipe, micro, threads, busy):
+    loaded = load_recipe(recipe, [])
+    workload = workload_class(loaded.workload.name)(loaded.workload.model, loaded.workload.data)
+    model = workload.build_model().train()
+    before = [buffer.clone() for buffer in model.buffers()]
+    assert busy_threads(threads, workload, model, micro) == busy
+    assert model.training
+    assert all(torch.equal(old, new) for old, new in zip(before, model.buffers(), strict=True))
+
+
+@pytest.mark.parametrize(("given", "busy"), [("auto", 1), ("2", 2)])
+def test_a_number_of_threads_in_the_recipe_is_taken_as_it_is(given, busy, monkeypatch):
+    monkeypatch.setattr("podium.prepare.usable_cores", lambda: (0, 1))
+    recipe = load_recipe("mnist", ["workload.data.source=generated", "batch.micro=8", f"engine.threads={given}"])
+    before = torch.get_num_threads()
+    try:
+        prepared = prepare(recipe)
+        assert (prepared.threads, prepared.busy_threads, torch.get_num_threads()) == (2, busy, busy)
+    finally:
+        torch.set_num_threads(before)

@@ -16,7 +16,7 @@ from podium.prepare import prepare
 from podium.recipe import Recipe, load_recipe, recipe_with, to_yaml
 from podium.run import replace_file
 from podium.table import Table
-from podium.topology import build_topology, resolve_device, resolve_threads, usable_cores
+from podium.topology import build_topology, resolve_device, usable_cores
 from podium.tune.measure import Crew
 from podium.tune.remember import Remembered, recall, remember
 from podium.tune.space import KEYS, PRESERVING, Choice, choices, halve
@@ -80,17 +80,17 @@ def _measured(
     began = time.monotonic()
     cores = len(usable_cores())
     device = resolve_device(recipe.engine.device)
+    prepared = prepare(recipe, build_topology(recipe.batch.num_replicas))  # data are made, mistakes are found
     base = Choice(
         layout=resolve_layout(recipe.engine.layout, device),
         compile=recipe.engine.compile,
-        threads=resolve_threads(recipe.engine.threads, cores, recipe.batch.num_replicas),
+        threads=prepared.busy_threads,
         micro=recipe.batch.micro_batch,
         accumulation=recipe.batch.num_accumulation,
         replicas=recipe.batch.num_replicas,
         instances=1,
         prefetch=recipe.engine.prefetch,
     )
-    prepare(recipe, build_topology(base.replicas), threads=base.threads)  # data are made, mistakes are found
     search = _Search(name, overrides, seconds)
     try:
         with console.progress_display(what="tuning") as search.display:
