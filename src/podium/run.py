@@ -162,7 +162,7 @@ def open_run(path: Path) -> Run:
     return run
 
 
-def environment(threads_per_replica: int, device: torch.device) -> dict[str, Any]:
+def environment(threads_per_replica: int, device: torch.device, busy_threads: int | None = None) -> dict[str, Any]:
     """What the run ran on, and everything its bits depend on beside the recipe."""
     return {
         "podium": __version__,
@@ -171,6 +171,7 @@ def environment(threads_per_replica: int, device: torch.device) -> dict[str, Any
         "torch_build": torch.__config__.show(),
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "threads_per_replica": threads_per_replica,
+        "busy_threads": busy_threads or threads_per_replica,
         "device": str(device),
         "num_cores": len(usable_cores()),
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),

@@ -58,7 +58,7 @@ def train(
         prepared = prepare(recipe, topology, instances, threads)
         stop.begin(instances)
         if instances.index == 0:
-            run = create_run(out, recipe, environment(prepared.threads, prepared.device))
+            run = create_run(out, recipe, environment(prepared.threads, prepared.device, prepared.busy_threads))
         with run.locked() if instances.index == 0 else nullcontext():
             instances.barrier()
             return _train(run, prepared, clock, None, stop)

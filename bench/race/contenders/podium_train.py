@@ -40,4 +40,4 @@ def race(heat: Heat) -> Outcome:
     assert saved is not None
     assert saved.update == heat.total_updates
     saved.restore(model)
-    return Outcome(seconds, model, run.environment()["threads_per_replica"])
+    return Outcome(seconds, model, run.environment()["busy_threads"])
