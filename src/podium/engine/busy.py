@@ -1,10 +1,7 @@
 """How many of its threads a replica keeps busy. Called by `prepare.py`."""
 
-import warnings
-
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor, nn
 
 from podium.workloads.base import Workload
 
@@ -29,14 +26,26 @@ def busy_threads(threads: int, workload: Workload, model: nn.Module, micro_batch
 
 
 def _flops(workload: Workload, model: nn.Module) -> int:
-    """Of one sample, in matrix products and convolutions, by a trial of two."""
-    was_training = model.training
+    """About those of one sample in layers with weights, by a trial of two. torch's own counter misses recurrent ones."""
+    num_products = 0
+
+    def count(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        nonlocal num_products
+        weights = [param for param in module.parameters(recurse=False) if param.dim() > 1]
+        if weights and not isinstance(module, nn.Embedding):
+            values = output[0] if isinstance(output, tuple) else output
+            num_out = module.hidden_size if isinstance(module, nn.RNNBase) else len(weights[0])
+            num_products += values.numel() // num_out * sum(weight.numel() for weight in weights)
+
+    was_training, num_samples = model.training, 2
     device = next(model.parameters()).device
-    batch = {name: tensor.to(device) for name, tensor in workload.example(2).items()}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="TF32 acceleration")  # told whenever the next setting is touched
-        # A library's recurrent layer would count as nothing; torch's own is made of matrix products.
-        with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+    batch = {name: tensor.to(device) for name, tensor in workload.example(num_samples).items()}
+    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    try:
+        with torch.no_grad():
             workload.loss(model.eval(), batch)
-    model.train(was_training)
-    return _BOTH_PASSES * counter.get_total_flops() // 2
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(was_training)
+    return 2 * _BOTH_PASSES * num_products // num_samples

@@ -107,7 +107,6 @@ class SpanBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         assert input.dim() >= 2, f"batch norm wants (n, channels, …), got {tuple(input.shape)}"
 
-    @torch.compiler.disable
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         if not self.training:
