@@ -26,7 +26,7 @@ def busy_threads(threads: int, workload: Workload, model: nn.Module, micro_batch
 
 
 def _flops(workload: Workload, model: nn.Module) -> int:
-    """About those of one sample in layers with weights, by a trial of two. torch's own counter misses recurrent ones."""
+    """About those of one sample in layers with weights, by a trial of two. torch's counter misses recurrent ones."""
     num_products = 0
 
     def count(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
