@@ -22,7 +22,7 @@ from podium.recipe import Recipe, read_yaml, recipe_from_tree, to_yaml
 from podium.topology import usable_cores
 
 #: What must agree for two runs of one recipe to give the same bits.
-BIT_CONDITIONS = ("torch", "torch_build", "instruction_set", "threads_per_replica", "device")
+BIT_CONDITIONS = ("torch", "torch_build", "instruction_set", "threads_per_replica", "busy_threads", "device")
 
 
 @dataclass(frozen=True)

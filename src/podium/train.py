@@ -84,7 +84,8 @@ def resume(
         recorded = run.environment() if lead else {}
         threads = recorded.get("threads_per_replica") or threads_per_replica(recipe, topology)
         prepared = prepare(recipe, topology, instances, agreed(instances, {"threads": threads})["threads"])
-        differing = differing_conditions(recorded, environment(prepared.threads, prepared.device)) if lead else []
+        here = environment(prepared.threads, prepared.device, prepared.busy_threads)
+        differing = differing_conditions(recorded, here) if lead else []
         if differing:
             console.warn(f"bits may differ from an uninterrupted run, as these differ: {', '.join(differing)}")
         total = prepared.lengths.total_updates
