@@ -135,6 +135,6 @@ def build_task(lane: Lane, recipe: Recipe, num_updates: int) -> Task:
         lane.mean_loss,
         TensorDataset(*(torch.from_numpy(buffer) for buffer in buffers.values())),
         tuple(buffers),
-        Order(np.concatenate(list(blocks)).tolist()),
+        Order(np.concatenate([wanted.samples for wanted in blocks]).tolist()),
         recipe.batch.global_batch,
     )

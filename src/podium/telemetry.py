@@ -115,25 +115,29 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: AppendedFile | None = None
-
-    def write(self, record: Record) -> None:
-        # Imported at the first record: it takes longer than the first updates.
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[attr-defined]
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+        # Imported before training begins: it takes longer than hundreds of updates of a small model.
+        from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
+        self._event: Any = event_pb2
+        self._summary: Any = summary_pb2
+        self._framed: Any = RecordWriter
+
+    def write(self, record: Record) -> None:
+        event, summary = self._event.Event, self._summary.Summary
         update, now = int(record["update"]), time.time()
         events = []
         if self._file is None:
             self._file = AppendedFile(self._folder / f"events.out.tfevents.{now:.6f}.{socket.gethostname()}")
-            events.append(Event(wall_time=now, file_version="brain.Event:2"))
+            events.append(event(wall_time=now, file_version="brain.Event:2"))
             # Readers drop what an earlier, interrupted part of this run wrote about this update and later ones.
-            events.append(Event(wall_time=now, step=update, session_log=SessionLog(status=SessionLog.START)))
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in record.items() if "/" in name]
-        events.append(Event(wall_time=now, step=update, summary=Summary(value=values)))
+            begin = self._event.SessionLog(status=self._event.SessionLog.START)
+            events.append(event(wall_time=now, step=update, session_log=begin))
+        values = [summary.Value(tag=name, simple_value=value) for name, value in record.items() if "/" in name]
+        events.append(event(wall_time=now, step=update, summary=summary(value=values)))
         framed = io.BytesIO()
-        for event in events:
-            RecordWriter(framed).write(event.SerializeToString())
+        for one in events:
+            self._framed(framed).write(one.SerializeToString())
         self._file.append(framed.getvalue())
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ def train(
     """
     clock, instances, run, stop = Clock(), instances or Instances.alone(), Run(out), stop or StopRequest()
     if agreed(instances, {"again": again and run.recipe_file.exists()})["again"]:
-        return resume(run, recipe, topology, instances, stop)
+        return resume(run, recipe, topology, instances, stop, again=True)
     check_available(recipe.log)
     check_trainable(recipe.parallel)
     with stop:
@@ -70,8 +70,13 @@ def resume(
     topology: Topology | None = None,
     instances: Instances | None = None,
     stop: StopRequest | None = None,
+    *,
+    again: bool = False,
 ) -> Run:
-    """Continues a run from its newest good checkpoint, bit for bit as if it had never stopped."""
+    """Continues a run from its newest good checkpoint, bit for bit as if it had never stopped.
+
+    `again`: the launcher does, after an instance was lost. That may have been after the last update.
+    """
     clock, instances, stop = Clock(), instances or Instances.alone(), stop or StopRequest()
     recipe = recipe or run.recipe()
     lead = instances.index == 0
@@ -92,7 +97,11 @@ def resume(
         found = checkpoint.shared(checkpoint.load_latest(run.checkpoints, console.warn) if lead else None, instances)
         if found is None:
             console.say(f"{run.path} has no checkpoint yet: starting from the beginning")
-        elif found.update >= total and agreed(instances, {"state": run.summary().get("state")})["state"] == "done":
+        elif (
+            found.update >= total
+            and not again
+            and agreed(instances, {"state": run.summary().get("state")})["state"] == "done"
+        ):
             raise UserError(f"{run.path} is complete: {found.update} of {total} updates are done")
         else:
             console.say(f"resuming {run.path} after update {found.update} of {total}")

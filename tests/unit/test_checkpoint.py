@@ -25,7 +25,7 @@ def trained(seed: int = 0):
     for _ in range(3):
         model(torch.randn(5, 3)).square().sum().backward()
         step(optimiser, 5.0, 1e-2)
-        optimiser.zero_grad()
+        model.zero_grad()
     return model, optimiser
 
 

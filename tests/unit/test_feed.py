@@ -17,18 +17,17 @@ def source_of(num_samples: int) -> ArraySource:
     return ArraySource({"number": numbers, "square": (numbers**2).astype(np.float32)[:, None]})
 
 
-def blocks_of(num_samples, batch, replicas=None, first=0, last=20, per_block=1):
-    return list(
-        train_blocks(
-            seed=3,
-            num_samples=num_samples,
-            batch=batch,
-            replicas=replicas or range(batch.num_replicas),
-            first_update=first,
-            last_update=last,
-            updates_per_block=per_block,
-        )
+def blocks_of(num_samples, batch, replicas=None, first=0, last=20, per_block=1, part="samples"):
+    blocks = train_blocks(
+        seed=3,
+        num_samples=num_samples,
+        batch=batch,
+        replicas=replicas or range(batch.num_replicas),
+        first_update=first,
+        last_update=last,
+        updates_per_block=per_block,
     )
+    return [getattr(wanted, part) for wanted in blocks]
 
 
 shuffles = pytest.mark.parametrize("shuffle", ["global", "shard"])
@@ -68,6 +67,18 @@ def test_shares_of_instances_make_up_the_whole_batch(shuffle, num_instances):
 
 
 @shuffles
+@pytest.mark.parametrize("num_instances", [1, 2, 4])
+def test_every_place_of_the_training_comes_once_whoever_carries_it(shuffle, num_instances):
+    batch = BatchSection(micro=3, accumulation=2, replicas=4, shuffle=shuffle)
+    share = 4 // num_instances
+    parts = [blocks_of(100, batch, range(start, start + share), part="places") for start in range(0, 4, share)]
+    by_update = [np.concatenate([part[update] for part in parts]) for update in range(20)]
+    assert np.array_equal(np.concatenate(by_update), np.arange(20 * batch.global_batch))
+    later = blocks_of(100, batch, first=7, last=20, per_block=3, part="places")
+    assert np.array_equal(np.concatenate(later), np.arange(7 * batch.global_batch, 20 * batch.global_batch))
+
+
+@shuffles
 def test_an_epoch_holds_no_sample_twice_and_epochs_differ(shuffle):
     samples = np.concatenate(blocks_of(103, BatchSection(micro=5, replicas=2, shuffle=shuffle), per_block=4))
     first, second = samples[:100], samples[100:]
@@ -85,7 +96,8 @@ def test_shards_keep_every_replica_within_its_own_samples():
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_a_pass_is_dealt_out_in_whole_micro_batches(count):
     num_samples, micro_batch = 103, 10
-    dealt = [np.concatenate([*pass_blocks(num_samples, micro_batch, 2, index, count), []]) for index in range(count)]
+    passes = [pass_blocks(num_samples, micro_batch, 2, index, count) for index in range(count)]
+    dealt = [np.concatenate([*(wanted.samples for wanted in one), []]) for one in passes]
     assert sorted(np.concatenate(dealt)) == list(range(num_samples))
     for index, samples in enumerate(dealt):
         assert set((samples // micro_batch % count).astype(int)) <= {index}
@@ -115,7 +127,7 @@ def test_buffers_are_reused():
 
 def test_error_while_gathering_reaches_the_reader():
     class Broken(ArraySource):
-        def gather(self, samples, out):
+        def gather(self, samples, out, places=None):
             raise OSError("the disk is gone")
 
     source = Broken({"number": np.arange(10)})

@@ -1,14 +1,16 @@
 """The pure parts of a launch: what to start where, what to call the cause, who fits together."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
 
 from podium.errors import UserError
 from podium.launch.failures import PEER_LOST, SILENT, Failure, cause
-from podium.launch.instance import check_hellos, check_order, num_host_cores, own_cores, resolved_address
+from podium.launch.instance import Watch, check_hellos, check_order, num_host_cores, own_cores, resolved_address
 from podium.launch.local import check_clocks
 from podium.launch.plan import plan_launch, ssh_commands
+from podium.launch.sockets import listening_store
 from podium.launch.ssh import Other
 from podium.recipe import load_recipe
 from podium.topology import Place, build_topology
@@ -167,3 +169,12 @@ def test_a_host_that_takes_its_name_for_loopback_is_no_place_to_meet_others(monk
     knows(monkeypatch, {})
     with pytest.raises(UserError, match="is not a name that is known here"):
         resolved_address(place(0, address="node7"))
+
+
+def test_nothing_talks_to_the_store_once_the_watch_is_closed():
+    """A thread inside of it while the interpreter ends would abort the process after all is done."""
+    store = listening_store("127.0.0.1", 0)
+    place = Place(0, 1, 0, 1, "127.0.0.1", store.port, store_kept=True)
+    watch = Watch(place, [{"host": "here", "pid": os.getpid()}])
+    watch.close()
+    assert not watch._thread.is_alive()

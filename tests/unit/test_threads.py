@@ -1,4 +1,4 @@
-"""A replica keeps as many threads busy as its work is worth; threads beside the training leave its workers alone."""
+"""What runs beside training, or begins it, takes no more than it needs."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ SCRIPT = """
 import os, tempfile, threading, torch
 from pathlib import Path
 from podium.checkpoint import CheckpointSection, Saver
-from podium.data.arrays import Field
+from podium.data.arrays import Field, Wanted
 from podium.data.feed import Feed
 from podium.optim.optimisers import OptimSection, build_optimiser
 from podium.workloads.base import by_dimension
@@ -34,7 +34,7 @@ class Source:
     fields = {"x": Field((2000,), "float32")}
     def __len__(self):
         return 64
-    def gather(self, samples, out):
+    def gather(self, samples, out, places=None):
         torch.from_numpy(out["x"]).fill_(1.0).exp_()
 
 before = num_threads()
@@ -43,7 +43,7 @@ with tempfile.TemporaryDirectory() as folder, Saver(Path(folder), CheckpointSect
     saver.wait()
     print("saver", num_threads() - before)
     import numpy as np
-    with Feed(Source(), iter([np.arange(64)] * 8), 64) as feed:
+    with Feed(Source(), iter([Wanted(np.arange(64))] * 8), 64) as feed:
         iterator = iter(feed)
         next(iterator)
         print("feed", num_threads() - before)
@@ -89,3 +89,20 @@ def test_a_number_of_threads_in_the_recipe_is_taken_as_it_is(given, busy, monkey
         assert (prepared.threads, prepared.busy_threads, torch.get_num_threads()) == (2, busy, busy)
     finally:
         torch.set_num_threads(before)
+
+
+FIRST_UPDATE = """
+import sys
+from podium.prepare import prepare
+from podium.recipe import load_recipe
+from podium.updates import build_engine
+prepared = prepare(load_recipe("mnist", ["workload.data.source=generated"]))
+build_engine(prepared).update(0, {name: rows[None, None] for name, rows in prepared.workload.example(8).items()}, 0.1)
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy", "matplotlib") if name in sys.modules])
+"""
+
+
+def test_the_first_update_loads_no_compiler():
+    """torch's takes longer to load than all else until the first update."""
+    done = subprocess.run([sys.executable, "-c", FIRST_UPDATE], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

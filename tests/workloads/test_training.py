@@ -32,6 +32,17 @@ def losses(run) -> list[tuple]:
     return [(r["update"], r["train/loss"], r.get("valid/loss")) for r in run.records()]
 
 
+def test_an_instance_lost_after_the_last_update_is_no_reason_to_complain(tiny, tmp_path):
+    """The launcher starts instances anew wherever one dies, also one that has only its goodbye left to say."""
+    recipe = load_recipe(tiny[0], [*tiny[1:], "log.report=false"])
+    run = train(recipe, tmp_path / "run")
+    first = run.summary()
+    assert train(recipe, run.path, again=True).summary()["weights_sha256"] == first["weights_sha256"]
+    assert run.summary()["state"] == "done"
+    assert run.summary()["valid"] == first["valid"]
+    assert [record["update"] for record in run.records()] == sorted({record["update"] for record in run.records()})
+
+
 def test_every_workload_of_the_table_has_a_tiny_recipe():
     assert TINY.keys() == WORKLOADS.keys()
 

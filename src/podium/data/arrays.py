@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -25,14 +25,27 @@ class Field:
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
+class Wanted(NamedTuple):
+    """Samples by number, and where in the training each has its place: what it is augmented with is drawn from there.
+
+    A place is the number of samples that come before in the training, whoever carries them; none outside of training.
+    """
+
+    samples: NDArray[np.int64]
+    places: NDArray[np.int64] | None = None
+
+
 class Source(Protocol):
-    """Samples by number. `gather` writes sample `samples[i]` into row i of every array of `out`."""
+    """Samples by number. `gather` writes sample `samples[i]` into row i of every array of `out`.
+
+    Sources that augment do so where `places` are given, as a function of (seed, place).
+    """
 
     fields: Mapping[str, Field]
 
     def __len__(self) -> int: ...
 
-    def gather(self, samples: NDArray[np.int64], out: Arrays) -> None: ...
+    def gather(self, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None) -> None: ...
 
 
 class ArraySource:
@@ -52,7 +65,7 @@ class ArraySource:
     def __len__(self) -> int:
         return self._length
 
-    def gather(self, samples: NDArray[np.int64], out: Arrays) -> None:
+    def gather(self, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None) -> None:
         for name, array in self.arrays.items():
             target = out[name]
             if name in self._convert:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from podium.batch import BatchSection
-from podium.data.arrays import Source, empty_buffers
+from podium.data.arrays import Source, Wanted, empty_buffers
 from podium.data.order import order
 from podium.threads import stay_single
 
@@ -45,8 +45,8 @@ def train_blocks(
     first_update: int,
     last_update: int,
     updates_per_block: int,
-) -> Iterator[NDArray[np.int64]]:
-    """Sample numbers for `replicas` in updates first … last - 1, block by block: (update, replica, slot), flattened.
+) -> Iterator[Wanted]:
+    """What `replicas` want in updates first … last - 1, block by block: (update, replica, slot), flattened.
 
     A pure function of its arguments. An epoch has `num_samples // global_batch` updates; what is left over differs
     from epoch to epoch, as every epoch has an order of its own. No block crosses an epoch. With `shuffle: shard`, the
@@ -60,21 +60,21 @@ def train_blocks(
         epoch, within = divmod(update, updates_per_epoch)
         num_updates = min(updates_per_block, last_update - update, updates_per_epoch - within)
         updates = np.arange(within, within + num_updates, dtype=np.int64)
+        offsets = np.arange(replicas.start * per_replica, replicas.stop * per_replica, dtype=np.int64)
+        positions = (updates[:, None] * batch.global_batch + offsets[None, :]).reshape(-1)
+        places = positions + epoch * updates_per_epoch * batch.global_batch
         if batch.shuffle == "global":
-            offsets = np.arange(replicas.start * per_replica, replicas.stop * per_replica, dtype=np.int64)
-            positions = updates[:, None] * batch.global_batch + offsets[None, :]
-            yield order(seed, epoch, positions.reshape(-1), num_samples)
+            yield Wanted(order(seed, epoch, positions, num_samples), places)
         else:
-            positions = (updates[:, None] * per_replica + np.arange(per_replica, dtype=np.int64)[None, :]).reshape(-1)
-            parts = [order(seed, epoch, positions, shard, first=replica * shard) for replica in replicas]
+            within_shard = (updates[:, None] * per_replica + np.arange(per_replica, dtype=np.int64)).reshape(-1)
+            parts = [order(seed, epoch, within_shard, shard, first=replica * shard) for replica in replicas]
             # (replica, update, slot) -> (update, replica, slot)
-            yield np.stack(parts).reshape(len(replicas), num_updates, per_replica).swapaxes(0, 1).reshape(-1)
+            samples = np.stack(parts).reshape(len(replicas), num_updates, per_replica).swapaxes(0, 1).reshape(-1)
+            yield Wanted(samples, places)
         update += num_updates
 
 
-def pass_blocks(
-    num_samples: int, micro_batch: int, per_block: int, index: int = 0, count: int = 1
-) -> Iterator[NDArray[np.int64]]:
+def pass_blocks(num_samples: int, micro_batch: int, per_block: int, index: int = 0, count: int = 1) -> Iterator[Wanted]:
     """All samples once, in their own order, cut into micro-batches of which instance `index` of `count` takes every
     `count`-th; `per_block` of these make a block. The last micro-batch holds what is left."""
     starts = range(index * micro_batch, num_samples, count * micro_batch)
@@ -83,7 +83,7 @@ def pass_blocks(
             np.arange(start, min(start + micro_batch, num_samples), dtype=np.int64)
             for start in starts[first : first + per_block]
         ]
-        yield np.concatenate(parts)
+        yield Wanted(np.concatenate(parts))
 
 
 def samples_per_block(source: Source, unit: int, max_units: int | None = None) -> int:
@@ -99,7 +99,7 @@ class Feed:
     def __init__(
         self,
         source: Source,
-        blocks: Iterator[NDArray[np.int64]],
+        blocks: Iterator[Wanted],
         max_samples: int,
         *,
         prefetch: int = 2,
@@ -150,11 +150,12 @@ class Feed:
         try:
             with suppress(StopIteration):
                 while not self._stop.is_set():
-                    samples = next(self._blocks)
+                    samples, places = next(self._blocks)
                     buffers = self._free.get()
                     if self._stop.is_set():
                         return
-                    self._source.gather(samples, {name: buf[: len(samples)] for name, buf in buffers.items()})
+                    rows = {name: buffer[: len(samples)] for name, buffer in buffers.items()}
+                    self._source.gather(samples, rows, places)
                     self._ready.put((samples, buffers))
             self._ready.put(None)
         except BaseException as error:  # handed to whoever reads, who raises it where it can be seen

@@ -53,7 +53,7 @@ class GeneratedSource:
     def __len__(self) -> int:
         return self._num_samples
 
-    def gather(self, samples: NDArray[np.int64], out: Arrays) -> None:
+    def gather(self, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None) -> None:
         row = draws.words(self._stream, samples + self._first_sample, 1)[:, 0] % np.uint64(self._num_rows)
         rows = row.astype(np.int64)
         for name, pool in self._pool.items():

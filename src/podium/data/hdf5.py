@@ -90,7 +90,7 @@ class Hdf5Source:
     def __len__(self) -> int:
         return self._length
 
-    def gather(self, samples: NDArray[np.int64], out: Arrays) -> None:
+    def gather(self, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None) -> None:
         for name, rows in self._rows.items():
             rows.read(samples, out[name])
 

@@ -38,6 +38,7 @@ _ALIKE = {
     "instruction_set": "instruction sets",
 }
 _BEAT_S = 0.5
+_STORE_TIMEOUT_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -293,9 +294,8 @@ class Watch:
         self._index, self._hellos, self._keeper = place.index, hellos, (place.address, place.port)
         self._stop = threading.Event()
         # A connection of its own: the main thread may be waiting on the other one.
-        plain = dist.TCPStore(
-            place.address, place.port, is_master=False, timeout=timedelta(seconds=5), wait_for_workers=False
-        )
+        timeout = timedelta(seconds=_STORE_TIMEOUT_S)
+        plain = dist.TCPStore(place.address, place.port, is_master=False, timeout=timeout, wait_for_workers=False)
         self._store = dist.PrefixStore(f"attempt-{place.attempt}/watch", plain)
         self._thread = threading.Thread(target=self._beat, name="podium-watch", daemon=True)
         self._thread.start()
@@ -303,6 +303,8 @@ class Watch:
     def close(self, *, in_order: bool = True) -> None:
         """No more counting; where it is not the end of the run, others are told that this one is not just silent."""
         self._stop.set()
+        # A thread inside the store when the interpreter ends takes the process down with it.
+        self._thread.join(2 * _STORE_TIMEOUT_S)
         if not in_order:
             with suppress(RuntimeError, dist.DistError):
                 self._store.set(f"ending/{self._index}", "yes")

@@ -76,9 +76,10 @@ class OptimSection(Section):
         return _KEYS[self.name][key] if given is None else given
 
 
-class Optimiser(torch.optim.Optimizer):
-    """torch's groups and state, made before the first step. Stepped by `step` of this module, not by a method.
+class Optimiser:
+    """Groups and state as torch's optimisers have them, made before the first step. Stepped by `step` of this module.
 
+    It is none of torch's: making one of these loads torch's compiler, which takes longer than the first updates.
     Each group lies on one device in one type. `state[param]` has one tensor shaped like the parameter for each name in
     `slots`; `num_steps` counts the steps on each device for kernels that read it there, else it is empty.
     """
@@ -90,7 +91,9 @@ class Optimiser(torch.optim.Optimizer):
         options = {"momentum": 0.0, "nesterov": self.name == "nesterov", "decoupled": self.name == "adamw", **options}
         self.slots = [slot for slot in starts if slot != "momentum_buffer" or options["momentum"]]
         # without a rate of its own (lr_exponent), a forgotten one shows at once
-        super().__init__(groups, {"lr": math.nan if section.lr is None else section.lr, **options})
+        options["lr"] = math.nan if section.lr is None else section.lr
+        self.param_groups = [{**options, **group} for group in groups]
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
         self.num_steps: dict[torch.device, Tensor] = {}
         for group in self.param_groups:
             device = group["params"][0].device
