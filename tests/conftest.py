@@ -10,6 +10,18 @@ import pytest
 
 #: a few updates of each workload on generated data: dropout and batch norm included
 TINY = {
+    "cnn": [
+        "cnn/quick",
+        "workload.data.samples=256",
+        "workload.data.test_samples=64",
+        "batch.micro=8",
+        "train.length=2ep",
+        "valid.micro=48",
+        "engine.updates_per_call=5",
+        "log.tensorboard=false",
+        "log.report=false",
+        "engine.threads=1",
+    ],
     "mnist": [
         "mnist",
         "workload.data.source=generated",

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
@@ -48,6 +49,8 @@ class Lane:
     optimiser: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     #: called once per race, where the recipe's data does not make itself
     make_data: Callable[[Path], None] = lambda folder: None
+    #: samples as the feed delivers them -> as a tutorial has them in memory
+    as_tensors: Callable[[Recipe, dict[str, NDArray]], dict[str, NDArray]] = lambda recipe, buffers: buffers
 
     def all_overrides(self, folder: Path, not_random: bool) -> list[str]:
         texts = (*_AS_OTHERS_DO, *self.overrides, *(self.not_random if not_random else ()))
@@ -119,6 +122,7 @@ def build_task(lane: Lane, recipe: Recipe, num_updates: int) -> Task:
     buffers = empty_buffers(source.fields, len(source))
     for rows in np.array_split(np.arange(len(source)), max(1, len(source) // 1024)):
         source.gather(rows, {name: buffer[rows[0] : rows[-1] + 1] for name, buffer in buffers.items()})
+    buffers = lane.as_tensors(recipe, buffers)
     blocks = train_blocks(
         seed=recipe.seed,
         num_samples=len(source),

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,6 +53,8 @@ class Checkpoint:
     state: Mapping[str, Any]
     weights: Mapping[str, Tensor]
     optimiser: Mapping[str, Tensor]
+    #: of weights, where the training keeps one
+    average: Mapping[str, Tensor] = field(default_factory=dict)
 
     def restore(self, model: nn.Module, optimiser: Optimiser | None = None) -> None:
         """Puts the weights, buffers and optimiser state back, bit for bit."""
@@ -72,6 +74,7 @@ class Snapshot:
     update: int
     weights: dict[str, Tensor]
     optimiser: dict[str, Tensor]
+    average: dict[str, Tensor]
     state: bytes
 
     @classmethod
@@ -82,11 +85,13 @@ class Snapshot:
         optimiser: Optimiser,
         state: Mapping[str, Any],
         into: "Snapshot | None" = None,
+        average: Mapping[str, Tensor] | None = None,
     ) -> Self:
         """Copies everything to the host; `into` gives the memory of a snapshot that is not needed any more."""
         weights = _copies(model.state_dict(), into.weights if into else {})
         tensors = _copies(state_tensors(optimiser, model), into.optimiser if into else {})
-        return cls(update, weights, tensors, json.dumps({**state, "update": update}, indent=1).encode())
+        averages = _copies(average or {}, into.average if into else {})
+        return cls(update, weights, tensors, averages, json.dumps({**state, "update": update}, indent=1).encode())
 
 
 def _copies(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -122,6 +127,8 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
             "optimiser.safetensors": write_tensors(aside / "optimiser.safetensors", snapshot.optimiser),
             "state.json": write_synced(aside / "state.json", [memoryview(snapshot.state)]),
         }
+        if snapshot.average:
+            written["average.safetensors"] = write_tensors(aside / "average.safetensors", snapshot.average)
         files = {name: {"sha256": sha256, "bytes": size} for name, (sha256, size) in written.items()}
         manifest = json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
         write_synced(aside / "manifest.json", [memoryview(manifest)])
@@ -139,6 +146,16 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     return final
 
 
+def write_weights(folder: Path, update: int, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+    """A checkpoint of weights alone, to validate and predict with; it takes the place of an earlier one."""
+    contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
+    path = write(folder, Snapshot(update, contiguous, {}, {}, json.dumps({**state, "update": update}).encode()))
+    for other in checkpoint_paths(folder):
+        if other != path:
+            _remove(other)
+    return path
+
+
 class Saver:
     """Writes checkpoints beside the training, one at a time. Use as a context manager: leaving waits for the last one.
 
@@ -152,14 +169,20 @@ class Saver:
         self._last: Snapshot | None = None
 
     def save(
-        self, update: int, model: nn.Module, optimiser: Optimiser, state: Mapping[str, Any], best: int | None
+        self,
+        update: int,
+        model: nn.Module,
+        optimiser: Optimiser,
+        state: Mapping[str, Any],
+        best: int | None,
+        average: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Copies what is to be saved and returns; waits only where the one before is not written yet.
 
         Those not to be kept are removed once it is there; `best` is the update of the best one.
         """
         self.wait()
-        self._last = Snapshot.take(update, model, optimiser, state, self._last)
+        self._last = Snapshot.take(update, model, optimiser, state, self._last, average)
         self._under_way = self._writer.submit(self._write, self._last, best)
 
     def wait(self) -> None:
@@ -204,7 +227,8 @@ def load(path: Path) -> Checkpoint:
             update=state["update"],
             state=state,
             weights=tensors_in(parts["model.safetensors"][0]),
-            optimiser=tensors_in(parts["optimiser.safetensors"][0]),
+            optimiser=tensors_in(parts["optimiser.safetensors"][0]) if "optimiser.safetensors" in parts else {},
+            average=tensors_in(parts["average.safetensors"][0]) if "average.safetensors" in parts else {},
         )
     except OSError as error:
         raise UserError(f"checkpoint {path} is damaged: {error.filename or path}: {error.strerror}") from None
@@ -233,9 +257,34 @@ def shared(found: Checkpoint | None, instances: Instances) -> Checkpoint | None:
     if not told:
         return None
     tensors = [from_first(instances, safetensors.torch.save(dict(part)) if found else None)
-               for part in ((found.weights, found.optimiser) if found else ({}, {}))]  # fmt: skip
-    weights, optimiser = map(safetensors.torch.load, tensors)
-    return Checkpoint(Path(told["path"]), told["state"]["update"], told["state"], weights, optimiser)
+               for part in ((found.weights, found.optimiser, found.average) if found else ({}, {}, {}))]  # fmt: skip
+    weights, optimiser, average = map(safetensors.torch.load, tensors)
+    return Checkpoint(Path(told["path"]), told["state"]["update"], told["state"], weights, optimiser, average)
+
+
+def path_of(folder: Path, update: int) -> Path:
+    """The checkpoint of one update; UserError where there is none."""
+    path = folder / f"{_PREFIX}{update:08d}"
+    if not path.is_dir():
+        known = ", ".join(str(int(path.name.removeprefix(_PREFIX))) for path in checkpoint_paths(folder)) or "none"
+        raise UserError(f"{folder.parent} has no checkpoint of update {update} (there are: {known})")
+    return path
+
+
+def go_back(folder: Path, update: int) -> list[Path]:
+    """Removes all checkpoints after that of `update`, which must be good; returns them."""
+    kept = path_of(folder, update)
+    load(kept)
+    newer = [path for path in checkpoint_paths(folder) if path.name > kept.name]
+    for path in newer:
+        _remove(path)
+    return newer
+
+
+def _remove(path: Path) -> None:
+    # Renamed first: a half-removed folder must not look like a checkpoint.
+    doomed = path.rename(path.with_name(f"{_ASIDE}removed-{path.name}"))
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def prune(folder: Path, keep: int, best_update: int | None) -> None:
@@ -243,9 +292,7 @@ def prune(folder: Path, keep: int, best_update: int | None) -> None:
     paths = checkpoint_paths(folder)
     for path in paths[:-keep]:
         if best_update is None or path.name != f"{_PREFIX}{best_update:08d}":
-            # Renamed first: a half-removed folder must not look like a checkpoint.
-            doomed = path.rename(path.with_name(f"{_ASIDE}removed-{path.name}"))
-            shutil.rmtree(doomed, ignore_errors=True)
+            _remove(path)
 
 
 def weights_sha256(model: nn.Module) -> str:

@@ -41,7 +41,7 @@ Hosts = Annotated[
 Join = Annotated[
     bool, typer.Option("--join", help="Start this host's part only; the others are started by themselves.")
 ]
-WhichCheckpoint = Annotated[str, typer.Option(help="`last`, `best` or the number of an update.")]
+WhichCheckpoint = Annotated[str, typer.Option(help="`last`, `best`, `average` or the number of an update.")]
 
 
 def main() -> NoReturn:
@@ -93,12 +93,20 @@ def train(
 
 
 @app.command()
-def resume(run: RunFolder, instances: NumInstances = None, hosts: Hosts = None, join: Join = False) -> None:
+def resume(
+    run: RunFolder,
+    instances: NumInstances = None,
+    hosts: Hosts = None,
+    join: Join = False,
+    checkpoint: Annotated[
+        int | None, typer.Option(help="Go back to the checkpoint of this update; later ones are removed.")
+    ] = None,
+) -> None:
     """Continue a run from its newest good checkpoint, on any number of instances."""
     with StopRequest(os.getpid()) as stop:
         from podium import commands
 
-        commands.resume(run, instances, hosts, join, stop)
+        commands.resume(run, instances, hosts, join, stop, checkpoint)
 
 
 @app.command()
@@ -130,9 +138,11 @@ def tune(
 def validate(
     run: RunFolder,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
-    checkpoint: WhichCheckpoint = "last",
+    checkpoint: Annotated[
+        str, typer.Option(help="`last`, `best`, `average`, the number of an update, or `all`.")
+    ] = "last",
 ) -> None:
-    """Compute loss and metrics of a checkpoint."""
+    """Compute loss and metrics of a checkpoint, or of all."""
     from podium import inspect_run
     from podium.run import open_run
 
@@ -146,6 +156,25 @@ def predict(run: RunFolder, checkpoint: WhichCheckpoint = "last") -> None:
     from podium.run import open_run
 
     inspect_run.predict(open_run(run), checkpoint)
+
+
+@app.command()
+def average(
+    run: RunFolder,
+    last: Annotated[int, typer.Option(min=1, help="How many checkpoints, the newest ones.")] = 5,
+    method: Annotated[str, typer.Option(help="mean or exponential.")] = "mean",
+    decay: Annotated[float, typer.Option(help="exponential: share of the older ones at each step.")] = 0.97,
+) -> None:
+    """Average the weights of the last checkpoints, and validate the result."""
+    from podium import inspect_run
+    from podium.errors import UserError
+    from podium.run import open_run
+
+    if method not in ("mean", "exponential"):
+        raise UserError(f"--method {method}: expected mean or exponential")
+    if not 0 < decay < 1:
+        raise UserError(f"--decay {decay:g}: expected a number between 0 and 1")
+    inspect_run.average(open_run(run), last, "mean" if method == "mean" else "exponential", decay)
 
 
 @app.command()

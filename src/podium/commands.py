@@ -11,7 +11,8 @@ import torch
 
 from podium import __version__
 from podium import train as training
-from podium.console import show_table, warn
+from podium.checkpoint import go_back
+from podium.console import say, show_table, warn
 from podium.data.hdf5 import share_memory
 from podium.engine.instances import Instances
 from podium.errors import Interrupted, UserError
@@ -70,12 +71,18 @@ def train(
         _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join)
 
 
-def resume(path: Path, num_instances: str | None, hosts: str | None, join: bool, stop: StopRequest) -> None:
-    """Continues a run on any number of instances."""
+def resume(
+    path: Path, num_instances: str | None, hosts: str | None, join: bool, stop: StopRequest, update: int | None = None
+) -> None:
+    """Continues a run on any number of instances; from the checkpoint of `update`, where one is given."""
     stop.advice = resume_continues(path)
     run = open_run(path)
     recipe = run.recipe()
     place = find_place(os.environ)
+    if update is not None and (place is None or (place.index == 0 and place.attempt == 0)):
+        with run.locked():
+            for removed in go_back(run.checkpoints, update):
+                say(f"removed {removed}, which is after update {update}")
     if place is not None:
         _as_instance(place, recipe, stop, lambda topo, them: training.resume(run, recipe, topo, them, stop))
         return

@@ -68,7 +68,7 @@ class ModelOutputs:
         source = self._workload.source(split)
         with _evaluation_mode(self._model):
             for batch in _micro_batches(source, self._micro_batch, self._device, max_samples, Instances.alone()):
-                output = self._model(*(batch[name] for name in self._workload.inputs))
+                output = self._model(*self._workload.inputs(batch))
                 outputs.append(output.cpu().numpy())
                 for name, rows in batch.items():
                     fields.setdefault(name, []).append(rows.cpu().numpy().copy())  # the feed reuses its buffers

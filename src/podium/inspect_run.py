@@ -3,6 +3,7 @@
 import typing
 
 from podium import checkpoint as checkpoints
+from podium.averaging import Method, averaged
 from podium.checkpoint import Checkpoint
 from podium.console import number, out, say, show_table, warn
 from podium.errors import UserError
@@ -17,18 +18,70 @@ def validate(run: Run, split: str, which: str) -> None:
     """Prints loss and metrics of a checkpoint on a split, as a table."""
     if split not in typing.get_args(Split):
         raise UserError(f"--split {split}: expected one of {', '.join(typing.get_args(Split))}")
+    if which == "all":
+        _validate_all(run, typing.cast(Split, split))
+        return
     prepared, found = _restored(run, which)
+    means = _evaluated(prepared, typing.cast(Split, split))
+    rows = [[f"{split}/{name}", f"{value:.6g}"] for name, value in means.items()]
+    show_table(Table(f"{run.path} after update {found.update}", ["metric", "value"], rows))
+
+
+def _validate_all(run: Run, split: Split) -> None:
+    """One row for each checkpoint; damaged ones are told and left out."""
+    paths = checkpoints.checkpoint_paths(run.checkpoints)
+    if not paths:
+        raise UserError(f"{run.path} has no checkpoint yet")
+    prepared = _prepared(run)
+    names: list[str] = []
+    rows = []
+    for path in paths:
+        try:
+            found = checkpoints.load(path)
+        except UserError as error:
+            warn(str(error))
+            continue
+        found.restore(prepared.model)
+        means = _evaluated(prepared, split)
+        names = list(means)
+        rows.append([str(found.update), *(f"{value:.6g}" for value in means.values())])
+    show_table(Table(f"{run.path}", ["update", *(f"{split}/{name}" for name in names)], rows))
+
+
+def average(run: Run, num_last: int, method: Method, decay: float) -> None:
+    """Averages the weights of the last checkpoints, writes them beside and says how they do."""
+    paths = checkpoints.checkpoint_paths(run.checkpoints)
+    if len(paths) < num_last:
+        raise UserError(
+            f"{run.path} has {len(paths)} checkpoints, not {num_last}: `checkpoint.keep` says how many training keeps"
+        )
+    found = [checkpoints.load(path) for path in paths[-num_last:]]
+    prepared = _prepared(run)
+    rows = []
+    for one in found:
+        one.restore(prepared.model)
+        rows.append([f"update {one.update}", *(f"{v:.6g}" for v in _evaluated(prepared, "valid").values())])
+    weights = averaged((one.weights for one in found), method, decay)
+    path = checkpoints.write_weights(
+        run.average, found[-1].update, weights, {"averaged": [one.update for one in found]}
+    )
+    checkpoints.load(path).restore(prepared.model)
+    means = _evaluated(prepared, "valid")
+    rows.append([f"{method} of these", *(f"{value:.6g}" for value in means.values())])
+    show_table(Table(str(run.path), ["weights", *(f"valid/{name}" for name in means)], rows))
+    out.print(f"written: {path} (--checkpoint average)", soft_wrap=True)
+
+
+def _evaluated(prepared: Prepared, split: Split) -> dict[str, float]:
     section = prepared.recipe.valid
-    means = evaluate(
+    return evaluate(
         prepared.model,
         prepared.workload,
-        prepared.workload.source(typing.cast(Split, split)),
+        prepared.workload.source(split),
         micro_batch=section.micro,
         device=prepared.device,
         max_samples=section.max_samples,
     )
-    rows = [[f"{split}/{name}", f"{value:.6g}"] for name, value in means.items()]
-    show_table(Table(f"{run.path} after update {found.update}", ["metric", "value"], rows))
 
 
 def predict(run: Run, which: str) -> None:
@@ -68,9 +121,13 @@ def tell_end(run: Run) -> None:
 
 def _restored(run: Run, which: str) -> tuple[Prepared, Checkpoint]:
     found = _find(run, which)
-    prepared = prepare(run.recipe(), threads=run.environment().get("threads_per_replica"))
+    prepared = _prepared(run)
     found.restore(prepared.model)
     return prepared, found
+
+
+def _prepared(run: Run) -> Prepared:
+    return prepare(run.recipe(), threads=run.environment().get("threads_per_replica"))
 
 
 def _find(run: Run, which: str) -> Checkpoint:
@@ -79,6 +136,11 @@ def _find(run: Run, which: str) -> Checkpoint:
         if found is None:
             raise UserError(f"{run.path} has no checkpoint yet")
         return found
+    if which == "average":
+        paths = checkpoints.checkpoint_paths(run.average)
+        if not paths:
+            raise UserError(f"{run.path} has no averaged weights: `podium average {run.path}` makes them")
+        return checkpoints.load(paths[-1])
     if which == "best":
         update = run.summary().get("valid", {}).get("best", {}).get("update")
         if update is None:
@@ -86,9 +148,5 @@ def _find(run: Run, which: str) -> Checkpoint:
     elif which.isdecimal():
         update = int(which)
     else:
-        raise UserError(f"--checkpoint {which}: expected last, best or the number of an update")
-    paths = {int(path.name.rpartition("-")[2]): path for path in checkpoints.checkpoint_paths(run.checkpoints)}
-    if update not in paths:
-        known = ", ".join(map(str, paths)) or "none"
-        raise UserError(f"{run.path} has no checkpoint of update {update} (there are: {known})")
-    return checkpoints.load(paths[update])
+        raise UserError(f"--checkpoint {which}: expected last, best, average or the number of an update")
+    return checkpoints.load(checkpoints.path_of(run.checkpoints, update))

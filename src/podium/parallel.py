@@ -17,6 +17,8 @@ class ParallelSection(Section):
 
     #: devices that one replica spans, or the layers on each: [0, 4, 4, 4]
     stages: PositiveInt | tuple[int, ...] = 1
+    #: keep only what goes in and out of the model's blocks and compute the rest again in the backward pass
+    recompute: bool = False
 
     @field_validator("stages", mode="before")
     @classmethod

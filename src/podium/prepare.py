@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from podium.averaging import WeightAverage
 from podium.data.arrays import Source
 from podium.engine.allocator import keep_memory
 from podium.engine.busy import busy_threads
 from podium.engine.instances import Instances
 from podium.engine.operators import apply_layout, resolve_layout
+from podium.engine.precision import apply_precision
 from podium.engine.randomness import seed_torch
+from podium.engine.recompute import apply_recompute
 from podium.engine.span import check_span, largest_span
 from podium.errors import UserError
 from podium.optim.optimisers import Optimiser, build_optimiser
@@ -44,6 +47,8 @@ class Prepared:
     #: of these, those that micro-batches are large enough for
     busy_threads: int
     lengths: Lengths
+    #: of the weights, where the recipe asks for one
+    average: WeightAverage | None = None
 
     @property
     def local_replicas(self) -> range:
@@ -92,7 +97,10 @@ def prepare(
 
     seed_torch(device, "weights", recipe.seed)
     model = workload.build_model().to(device).train()
+    if recipe.parallel.recompute:
+        apply_recompute([block for _, block in workload.stages(model)])
     apply_layout(model, resolve_layout(recipe.engine.layout, device))
+    apply_precision(recipe.precision, model)
     busy = threads
     if recipe.engine.threads == "auto" and device.type == "cpu":
         busy = busy_threads(threads, workload, model, recipe.batch.micro_batch)
@@ -110,6 +118,7 @@ def prepare(
     return Prepared(
         recipe, workload, samples, valid_samples, model, optimiser, schedule, topology,
         instances or Instances.alone(), device, threads, busy, Lengths(updates_per_epoch, total_updates, global_batch),
+        average=None if (method := recipe.average.method) == "none" else WeightAverage(method, recipe.average.decay),
     )  # fmt: skip
 
 

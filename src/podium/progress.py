@@ -46,6 +46,9 @@ class Progress:
     valid_last: dict[str, float] = field(default_factory=dict)
     valid_best: dict[str, float] = field(default_factory=dict)
     best_update: int | None = None
+    #: validation of the averaged weights, where the training keeps an average
+    average_last: dict[str, float] = field(default_factory=dict)
+    num_averaged: int = 0
     #: losses of updates that no record holds yet (the run stopped between two records)
     pending: Sums = field(default_factory=Sums)
 
@@ -124,6 +127,7 @@ def summary(progress: Progress, lengths: Lengths, seconds: Mapping[str, float], 
         "total_updates": lengths.total_updates,
         "train": {"last": progress.train_last, "best": progress.train_best},
         "valid": {"last": progress.valid_last, "best": progress.valid_best | best_at},
+        **({"average": progress.average_last | {"weights": progress.num_averaged}} if progress.num_averaged else {}),
         "samples_per_second": place["samples"] / training_s if training_s > 0 else 0.0,
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
     }

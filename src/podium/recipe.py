@@ -20,9 +20,11 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from podium.averaging import AverageSection
 from podium.batch import BatchSection
 from podium.checkpoint import CheckpointSection
 from podium.durations import Duration, Seconds
+from podium.engine.precision import PrecisionSection
 from podium.engine.update import EngineSection
 from podium.errors import UserError
 from podium.evaluate import ValidSection
@@ -64,6 +66,8 @@ class Recipe(Section):
     train: TrainSection
     optim: OptimSection
     schedule: ScheduleSection = ScheduleSection()
+    precision: PrecisionSection = PrecisionSection()
+    average: AverageSection = AverageSection()
     parallel: ParallelSection = ParallelSection()
     engine: EngineSection = EngineSection()
     valid: ValidSection = ValidSection()
@@ -221,9 +225,15 @@ def _nested(dotted: str, value: Any) -> Tree:
     return tree
 
 
+#: sections that may be given by their most important key alone: `precision: 16.16`
+_SHORT = {"precision": "mode", "average": "method"}
+
+
 def _merge(into: Tree, tree: Tree, origins: dict[str, str], origin: str | None, prefix: str = "") -> None:
     for key, value in tree.items():
         dotted = f"{prefix}{key}"
+        if dotted in _SHORT and not isinstance(value, dict | None):
+            value = {_SHORT[dotted]: value}
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             _merge(into[key], value, origins, origin, f"{dotted}.")
             continue

@@ -56,6 +56,10 @@ class Run:
         return self.path / "checkpoints"
 
     @property
+    def average(self) -> Path:
+        return self.path / "average"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 

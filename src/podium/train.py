@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from podium import checkpoint, console
 from podium.clock import Clock, Utilisation
 from podium.engine.agree import agreed
 from podium.engine.instances import Instances
-from podium.engine.update import Sums
+from podium.engine.update import Engine, Sums
 from podium.errors import Interrupted, TrainingFailed, UserError
 from podium.evaluate import evaluate
 from podium.interrupt import StopRequest, resume_continues
@@ -117,6 +118,8 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
         progress = Progress.from_state(found.state["progress"])
         clock.restore(found.state["seconds"])
         prepared.schedule.load(found.state["schedule"])
+        if prepared.average is not None:
+            prepared.average.load(found.average, progress.num_averaged)
     _take_log(run, prepared)
     _check_equal_weights(prepared)
     if prepared.lead:
@@ -124,7 +127,7 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
     utilisation = Utilisation(len(usable_cores()))
     _write_summary(run, prepared, progress, clock, utilisation, "running")
     try:
-        stopped_by = _loop(run, prepared, progress, clock, stop)
+        stopped_by = _loop(run, prepared, progress, clock, stop, found.state if found else {})
     except BaseException:
         with suppress(UserError):  # a full disk must not hide why the run ended
             _write_summary(run, prepared, progress, clock, utilisation, "failed")
@@ -167,8 +170,10 @@ def _check_equal_weights(prepared: Prepared) -> None:
             raise UserError("instances start from different weights: their data or the machines' arithmetic differ")
 
 
-def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock, stop: StopRequest) -> str | None:
-    """Updates until the end or until asked to stop; returns what asked for it."""
+def _loop(
+    run: Run, prepared: Prepared, progress: Progress, clock: Clock, stop: StopRequest, state: Mapping[str, Any]
+) -> str | None:
+    """Updates until the end or until asked to stop; returns what asked for it. `state` is that of the checkpoint."""
     recipe, total = prepared.recipe, prepared.lengths.total_updates
     per_call = recipe.engine.updates_per_call
     valid_every = prepared.lengths.updates(recipe.valid.every)
@@ -179,6 +184,8 @@ def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock, stop: 
         waited=lambda seconds: clock.move("communication", seconds),
         compiled_in=lambda seconds: clock.move("compile", seconds),
     )
+    if "loss_scale" in state:
+        engine.loss_scale.load(state["loss_scale"])
     saved_at = progress.update
     meter = Meter(clock, prepared.lengths, progress.update, len(usable_cores()))
     late = partial(clock.move, "input_wait")
@@ -195,6 +202,7 @@ def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock, stop: 
             stopping = engine.update(progress.update, samples, lr, stop=stop.reason is not None)
             progress.update += 1
             update = progress.update
+            _take_average(prepared, progress)
             valid_due = update == total or (valid_every > 0 and update % valid_every == 0)
             save_due = update == total or (save_every > 0 and update % save_every == 0)
             record_due = valid_due or save_due or update % per_call == 0
@@ -206,20 +214,23 @@ def _loop(run: Run, prepared: Prepared, progress: Progress, clock: Clock, stop: 
             if record_due:
                 record = prepared.lengths.place(update) | _named("train", progress.take_train())
                 record |= {"train/lr": lr} | meter.record(update)
+                if engine.loss_scale.automatic:
+                    scale = engine.loss_scale
+                    record |= {"train/loss_scale": scale.value, "train/skipped_updates": scale.num_skipped}
                 improved = False
                 if valid_due:
                     with clock.phase("valid"):
                         improved = _validate(prepared, progress)
-                    record |= _named("valid", progress.valid_last)
+                    record |= _named("valid", progress.valid_last) | _named("valid/average", progress.average_last, "_")
                 telemetry.write(record)
                 line = facts(progress, prepared.lengths, meter.samples_per_second)
                 display.update(update, total, line, milestone=valid_due)
                 if save_due or (improved and recipe.checkpoint.best):
-                    _save(saver, prepared, progress, clock)
+                    _save(saver, prepared, progress, clock, engine)
                     saved_at = update
             if stopping and update < total:
                 if saved_at != update:
-                    _save(saver, prepared, progress, clock)
+                    _save(saver, prepared, progress, clock, engine)
                 break
         with clock.phase("checkpoint"):
             saver.wait()
@@ -230,6 +241,11 @@ def _validate(prepared: Prepared, progress: Progress) -> bool:
     """Validates and tells the schedule; True when no validation before was as good."""
     section = prepared.recipe.valid
     means = _evaluated(prepared, progress.update, section.micro, section.max_samples, together=True)
+    if prepared.average is not None and prepared.average.num_taken:
+        with prepared.average.in_place_of(prepared.model):
+            progress.average_last = _evaluated(
+                prepared, progress.update, section.micro, section.max_samples, together=True
+            )
     prepared.schedule.observe(means["loss"], progress.update)
     return progress.take_valid(means)
 
@@ -257,11 +273,23 @@ def _evaluated(
     return means
 
 
-def _named(prefix: str, means: Mapping[str, float]) -> dict[str, float]:
-    return {f"{prefix}/{name}": value for name, value in means.items()}
+def _named(prefix: str, means: Mapping[str, float], separator: str = "/") -> dict[str, float]:
+    return {f"{prefix}{separator}{name}": value for name, value in means.items()}
 
 
-def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock: Clock) -> None:
+def _take_average(prepared: Prepared, progress: Progress) -> None:
+    """Takes the weights into their average, where it is time to."""
+    if prepared.average is None:
+        return
+    section = prepared.recipe.average
+    since_start = progress.update - prepared.lengths.updates(section.start)
+    every = max(1, prepared.lengths.updates(section.every))
+    if since_start >= 0 and progress.update > 0 and since_start % every == 0:
+        prepared.average.take(prepared.model.state_dict())
+        progress.num_averaged = prepared.average.num_taken
+
+
+def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock: Clock, engine: Engine) -> None:
     if not prepared.lead:
         return
     with clock.phase("checkpoint"):
@@ -274,8 +302,10 @@ def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock
             "schedule": prepared.schedule.state(),
             "seconds": clock.seconds(),
             "progress": progress.state(),
+            "loss_scale": engine.loss_scale.state(),
         }
-        saver.save(progress.update, prepared.model, prepared.optimiser, state, progress.best_update)
+        average = prepared.average.tensors if prepared.average is not None else None
+        saver.save(progress.update, prepared.model, prepared.optimiser, state, progress.best_update, average)
 
 
 def _write_summary(

@@ -25,6 +25,7 @@ def build_engine(
         prepared.local_replicas,
         recipe.seed,
         recipe.optim.clip_norm,
+        precision=recipe.precision,
         instances=prepared.instances,
         reduction=recipe.engine.reduction,
         compile=recipe.engine.compile,

@@ -17,11 +17,17 @@ pytestmark = pytest.mark.slow
 #: dropout, batch norm (neuron), accumulation, 8 replicas, clipping, a schedule that looks at the validation loss
 EIGHT = ["batch.micro=4", "batch.accumulation=2", "batch.replicas=8", "optim.clip_norm=0.5", "schedule.warmup=3up",
          "train.length=8up", "valid.every=4up"]  # fmt: skip
-SAMPLES = {"mnist": "workload.data.generated_train=512", "neuron": "workload.data.samples=256"}
+#: cnn: statistics shared by two replicas, images mixed, half precision rounded by chance, an average of the weights
+OWN = {
+    "cnn": ["workload.data.samples=256", "workload.model.norm.span=2", "workload.data.augment.mixup=0.2",
+            "workload.data.augment.cutmix=1.0", "precision=16.16", "average.method=exponential", "average.every=2up"],
+    "mnist": ["workload.data.generated_train=512"],
+    "neuron": ["workload.data.samples=256"],
+}  # fmt: skip
 
 
 def eight(workload: str) -> list[str]:
-    return [*TINY[workload], SAMPLES[workload], *EIGHT]
+    return [*TINY[workload], *OWN[workload], *EIGHT]
 
 
 def outcome(run: Run) -> tuple:
@@ -30,7 +36,8 @@ def outcome(run: Run) -> tuple:
         {key: value for key, value in record.items() if "loss" in key or key == "update"} for record in run.records()
     ]
     found = checkpoint.load_latest(run.checkpoints, pytest.fail)
-    optimiser = {name: tensor.numpy().tobytes() for name, tensor in found.optimiser.items()}
+    kept = {**found.optimiser, **{f"average/{name}": tensor for name, tensor in found.average.items()}}
+    optimiser = {name: tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for name, tensor in kept.items()}
     return run.summary()["weights_sha256"], losses, optimiser, run.summary()["valid"]
 
 

@@ -181,7 +181,7 @@ def test_folders_that_are_no_run(here, data, command):
 
 def test_checkpoints_and_splits_that_do_not_exist(here, trained):
     assert "no checkpoint of update 999 (there are: 5, 10)" in refused(here, "validate", trained, "--checkpoint", 999)
-    assert "expected last, best or the number" in refused(here, "predict", trained, "--checkpoint", "first")
+    assert "expected last, best, average or the number" in refused(here, "predict", trained, "--checkpoint", "first")
     assert "--split nonsense: expected one of train, valid, test" in refused(
         here, "validate", trained, "--split", "nonsense"
     )

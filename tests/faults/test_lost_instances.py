@@ -67,7 +67,7 @@ def kill_all(process) -> None:
     psutil.wait_procs(everyone)
 
 
-@pytest.mark.parametrize("workload", sorted(TINY))
+@pytest.mark.parametrize("workload", sorted(SAMPLES))
 def test_kills_of_the_whole_run_and_resumes_on_other_counts_end_at_the_same_weights(workload, tmp_path, undisturbed):
     draw = random.Random(workload)
     run, kills = Run(tmp_path / "run"), 0

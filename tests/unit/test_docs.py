@@ -55,3 +55,77 @@ def test_recipe_examples_in_the_documentation_can_be_read(tmp_path):
             path = tmp_path / f"{page.stem}-{number}.yaml"
             path.write_text(block, encoding="utf-8")
             load_recipe(str(path))
+
+
+def test_every_key_in_the_table_of_other_systems_exists():
+    text = (ROOT / "docs" / "from_other_systems.md").read_text(encoding="utf-8")
+    known = known_keys()
+    rows = [
+        line.split(" | ") for line in text.splitlines() if line.startswith("| ") and not line.startswith("| option")
+    ]
+    named = [key for row in rows for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", row[1]) if key != "podium"]
+    assert len(rows) > 85
+    assert len(named) > 60
+    assert set(named) <= known, set(named) - known
+
+
+def test_every_option_of_the_published_cnn_training_is_in_the_table():
+    options = [
+        "--BN-span",
+        "--available-memory-proportion",
+        "--base-learning-rate-exponent",
+        "--batch-norm",
+        "--batch-size",
+        "--batches-per-step",
+        "--data-dir",
+        "--dataset",
+        "--distributed",
+        "--eight-bit-io",
+        "--epochs",
+        "--fp-exceptions",
+        "--generated-data",
+        "--gradient-accumulation-count",
+        "--group-norm",
+        "--groups",
+        "--help",
+        "--iterations",
+        "--label-smoothing",
+        "--learning-rate-decay",
+        "--learning-rate-schedule",
+        "--loss-scaling",
+        "--lr-schedule",
+        "--model-size",
+        "--model",
+        "--momentum",
+        "--no-dataset-cache",
+        "--no-hostside-norm",
+        "--no-stochastic-rounding",
+        "--no-validation",
+        "--optimiser",
+        "--pipeline-schedule",
+        "--pipeline-splits",
+        "--pipeline",
+        "--precision",
+        "--replicas",
+        "--restore-path",
+        "--seed",
+        "--select-ipus",
+        "--sharding-exclude-filter",
+        "--sharding-include-filter",
+        "--shards",
+        "--standard-imagenet",
+        "--valid-batch-size",
+        "--warmup-epochs",
+        "--weight-decay",
+        "--config",
+        "--enable-recompute",
+        "--wandb",
+        "--cellName",
+        "--initLR",
+        "--design",
+        "--outPath",
+        "--yaml_config",
+        "--num_epochs",
+    ]
+    text = (ROOT / "docs" / "from_other_systems.md").read_text(encoding="utf-8")
+    assert [option for option in options if f"`{option}`" not in text] == []

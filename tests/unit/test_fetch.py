@@ -1,7 +1,9 @@
 """Downloads, against servers on this machine only: each test says how its server misbehaves."""
 
 import hashlib
+import io
 import re
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -248,4 +250,51 @@ def test_every_shipped_data_set_has_checksums_and_mirrors():
     for data_set in DATA_SETS.values():
         assert data_set.mirrors
         assert all(re.fullmatch(r"[0-9a-f]{64}", file.sha256) for file in data_set.files)
-        assert len({file.sha256 for file in data_set.files}) == len(data_set.files) == 4
+        assert len({file.sha256 for file in data_set.files}) == len(data_set.files) == (1 if data_set.members else 4)
+
+
+def archive(**members: bytes) -> bytes:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return whole.getvalue()
+
+
+def packed_set(monkeypatch, content: bytes) -> None:
+    monkeypatch.setitem(CONTENT, "packed.tar.gz", content)
+    file = RemoteFile("packed.tar.gz", hashlib.sha256(content).hexdigest())
+    monkeypatch.setitem(fetching.DATA_SETS, "packed", DataSet((file,), (), {"one.bin": 5, "two.bin": 3}))
+
+
+def test_files_are_taken_out_of_an_archive_and_nothing_else(server, tmp_path, monkeypatch):
+    packed_set(monkeypatch, archive(**{"inner/one.bin": b"first", "../two.bin": b"2nd", "x.sh": b"!"}))
+    folder = tmp_path / "here" / "data"
+    paths = fetch("packed", folder, mirrors=[server.address])
+    assert [path.name for path in paths] == ["packed.tar.gz", "one.bin", "two.bin"]
+    assert ((folder / "one.bin").read_bytes(), (folder / "two.bin").read_bytes()) == (b"first", b"2nd")
+    assert sorted(path.name for path in (tmp_path / "here").rglob("*")) == [
+        "data",
+        "one.bin",
+        "packed.tar.gz",
+        "two.bin",
+    ]
+    (folder / "two.bin").write_bytes(b"cut off"[:2])
+    fetch("packed", folder, mirrors=[server.address])
+    assert (folder / "two.bin").read_bytes() == b"2nd"
+    assert len(server.requests) == 1
+
+
+def test_an_archive_that_lacks_a_file_is_told(server, tmp_path, monkeypatch):
+    packed_set(monkeypatch, archive(**{"one.bin": b"first"}))
+    with pytest.raises(UserError, match=r"packed.tar.gz does not hold two.bin"):
+        fetch("packed", tmp_path, mirrors=[server.address])
+
+
+def test_cifar_is_known_with_its_files():
+    from podium.workloads.cnn import cifar
+
+    for kind in ("cifar10", "cifar100"):
+        assert tuple(DATA_SETS[kind].members) == cifar.file_names(kind)

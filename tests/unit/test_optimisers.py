@@ -3,8 +3,10 @@
 import itertools
 import time
 
+import numpy as np
 import pytest
 import torch
+from bench.optimisers import PAPERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -37,7 +39,13 @@ CASES = {
     "adam": ({"betas": (0.8, 0.99)}, lambda groups: torch.optim.Adam(groups, betas=(0.8, 0.99))),
     "adamw": ({"eps": 1e-6}, lambda groups: torch.optim.AdamW(groups, eps=1e-6)),
 }
-NAMES = [*CASES, "rmsprop_tf"]
+#: the others, with keys of their own
+MORE_KEYS = {
+    "rmsprop_tf": {"decay": 0.953125},
+    "lars": {"eeta": 0.02, "eps": 0.0, "momentum": 0.7},
+    "lamb": {"betas": (0.8, 0.99), "bias_correction": False},
+}
+NAMES = [*CASES, *MORE_KEYS]
 
 
 def small_model(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
@@ -97,6 +105,104 @@ def test_rmsprop_tf_follows_its_formula(momentum):
         step(ours, torch.tensor(COUNT), lr=lr)
         for name, param in params.items():
             torch.testing.assert_close(model.get_parameter(name).detach(), param, rtol=1e-12, atol=1e-13)
+
+
+WEIGHTS = frozenset({"0.weight", "3.weight"})
+PAPER_CASES = [
+    *(("lars", {"momentum": m, "weight_decay": d}) for m in (0.0, 0.9) for d in (0.0, 0.1)),
+    ("lars", {"eeta": 0.5, "weight_decay": 0.2, "eps": 0.1}),
+    *(("lamb", {"bias_correction": b, "weight_decay": d}) for b in (True, False) for d in (0.0, 0.1)),
+    ("lamb", {"betas": (0.8, 0.97), "eps": 1e-3}),
+]
+
+
+def assert_follows_the_paper(model: nn.Module, name: str, keys: dict, adapted=WEIGHTS, change=None) -> None:
+    """Six updates with changing rates; after each, every parameter is the formula's within 1e-6 of its size (float64:
+    1e-12). `adapted` parameters take decay and trust ratio; `change(model)` comes after the gradients were set."""
+    ours = optimiser_of(model, name, **keys)
+    formula, num_arrays = PAPERS[name]
+    options = {key: value for key, value in keys.items() if key not in ("decay_all", "no_decay")}
+    values = {key: param.detach().double().numpy().copy() for key, param in model.named_parameters()}
+    state = {key: [np.zeros_like(value)] * num_arrays for key, value in values.items()}
+    for update in range(6):
+        lr = 0.1 / (update + 1)
+        set_gradients(model, update, factor=COUNT)
+        if change is not None:
+            change(model)
+        for key, param in model.named_parameters():
+            grad = param.grad.double().numpy() / COUNT
+            values[key], state[key] = formula(
+                values[key], grad, state[key], update + 1, lr=lr, adapt=key in adapted, **options
+            )
+        step(ours, torch.tensor(COUNT), lr=lr)
+        for key, param in model.named_parameters():
+            rtol = 1e-12 if param.dtype == torch.float64 else 1e-6
+            np.testing.assert_allclose(
+                param.detach().double().numpy(), values[key], rtol=0, atol=rtol * np.abs(values[key]).max(), err_msg=key
+            )
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels-last"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize(("name", "keys"), PAPER_CASES, ids=str)
+def test_lars_and_lamb_follow_their_papers(name, keys, dtype, layout):
+    """`set_gradients` makes contiguous ones, whatever the weight's layout."""
+    assert_follows_the_paper(small_model(dtype).to(memory_format=layout), name, keys)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize(
+    ("keys", "adapted"),
+    [
+        ({"no_decay": ["3.*"]}, {"0.weight"}),
+        ({"decay_all": True}, {"0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"}),
+        ({"decay_all": True, "no_decay": ["*.bias"]}, {"0.weight", "1.weight", "3.weight"}),
+    ],
+    ids=["no_decay", "decay_all", "both"],
+)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_parameters_without_weight_decay_take_no_trust_ratio_either(name, keys, adapted, weight_decay):
+    """With weight_decay 0, all others do."""
+    assert_follows_the_paper(small_model(), name, {"weight_decay": weight_decay, **keys}, adapted)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_the_trust_ratio_is_one_where_weights_or_gradients_are_zero(name, weight_decay, dtype):
+    model = small_model(dtype)
+    nn.init.zeros_(model[3].weight)
+    before = model[0].weight.detach().clone()
+    keys = {"weight_decay": weight_decay}
+    assert_follows_the_paper(model, name, keys, change=lambda model: model[0].weight.grad.zero_())
+    assert torch.equal(model[0].weight, before) == (weight_decay == 0)
+    assert weights(model).isfinite().all()
+    nn.init.zeros_(model[0].weight)
+    assert_follows_the_paper(model, name, keys, change=lambda model: model[0].weight.grad.zero_())
+    assert not model[0].weight.any()
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_gradient_that_is_not_finite_is_not_hidden_by_the_trust_ratio(name):
+    for bad in (float("nan"), float("inf")):
+        model = small_model(torch.float32)
+        ours = optimiser_of(model, name)
+        set_gradients(model, 0)
+        model[0].weight.grad[0, 0, 0, 0] = bad
+        step(ours, COUNT)
+        assert not model[0].weight.isfinite().all()
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_half_precision_steps_are_near_those_of_single_precision(name):
+    models = [small_model(torch.float32).bfloat16(), small_model(torch.float32).bfloat16().float()]
+    before = weights(models[1])
+    for model in models:
+        ours = optimiser_of(model, name, lr=0.5, **({"eeta": 0.5} if name == "lars" else {}))
+        set_gradients(model, 0)
+        step(ours, COUNT)
+    moved = (weights(models[1]) - before).norm()
+    assert (weights(models[0]).float() - weights(models[1])).norm() < 0.02 * moved
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -187,6 +293,8 @@ def test_weight_decay_exclusions():
 def test_parameters_treated_alike_are_one_group():
     assert len(optimiser_of(small_model(), "sgd").param_groups) == 1
     assert len(optimiser_of(small_model(), "adamw").param_groups) == 2
+    assert len(optimiser_of(small_model(), "lars", weight_decay=0.0).param_groups) == 2
+    assert len(optimiser_of(small_model(), "lars", weight_decay=0.0, decay_all=True).param_groups) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -224,6 +332,9 @@ def test_state_names_and_step_counter():
         set_gradients(model, update)
         step(ours, 1.0)
     assert state_tensors(ours, model)["step"].item() == 3
+    assert set(state_tensors(optimiser_of(model, "lamb"), model)) == expected
+    assert set(state_tensors(optimiser_of(model, "lars"), model)) == {f"momentum_buffer/{name}" for name in names}
+    assert state_tensors(optimiser_of(model, "lars", momentum=0.0), model) == {}
     assert state_tensors(optimiser_of(model, "sgd"), model) == {}
     assert set(state_tensors(optimiser_of(model, "momentum"), model)) == {f"momentum_buffer/{name}" for name in names}
 
@@ -283,6 +394,15 @@ def test_a_gradient_that_is_not_finite_is_not_hidden_by_clipping():
         ({"name": "sgd", "lr": 0.1, "momentum": 0.9}, "momentum means nothing to sgd: use momentum or nesterov"),
         ({"name": "adamw", "lr": 0.1, "decay": 0.9}, "decay means nothing to adamw"),
         ({"name": "momentum", "lr": 0.1, "eps": 1e-8}, "eps means nothing to momentum"),
+        ({"name": "momentum", "lr": 0.1, "eeta": 0.001}, "eeta means nothing to momentum"),
+        ({"name": "lamb", "lr": 0.1, "eeta": 0.001}, "eeta means nothing to lamb"),
+        ({"name": "lamb", "lr": 0.1, "momentum": 0.9}, "momentum means nothing to lamb"),
+        ({"name": "lars", "lr": 0.1, "betas": (0.9, 0.99)}, "betas means nothing to lars"),
+        ({"name": "lars", "lr": 0.1, "bias_correction": True}, "bias_correction means nothing to lars"),
+        ({"name": "adamw", "lr": 0.1, "bias_correction": False}, "bias_correction means nothing to adamw"),
+        ({"name": "lars", "lr": 0.1, "eeta": 0}, "greater than 0"),
+        ({"name": "lars", "lr": 0.1, "eps": -1e-9}, "greater than or equal to 0"),
+        ({"name": "lamb", "lr": 0.1, "eps": 0}, "eps of lamb must be greater than 0"),
         ({"name": "sgd"}, "a learning rate is missing"),
         ({"name": "sgd", "lr": 0.1, "lr_exponent": -7}, "contradict each other"),
         ({"name": "sgd", "lr": 0.1, "scale": "linear"}, "needs optim.base_batch"),
@@ -299,7 +419,7 @@ def test_keys_that_make_no_sense_are_refused_with_a_sentence(keys, sentence):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_written_and_reread_a_section_is_the_same(name):
-    keys, _ = CASES.get(name, ({"decay": 0.953125}, None))
+    keys = CASES[name][0] if name in CASES else MORE_KEYS[name]
     section = OptimSection(name=name, lr=1e-3, no_decay=["*.bias"], **keys)
     assert OptimSection(**section.model_dump()) == section
     assert OptimSection.model_validate_json(section.model_dump_json()) == section

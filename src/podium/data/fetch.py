@@ -9,10 +9,12 @@ import hashlib
 import http.client
 import os
 import re
+import shutil
+import tarfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -44,6 +46,8 @@ class DataSet:
 
     files: tuple[RemoteFile, ...]
     mirrors: tuple[str, ...]
+    #: files to be taken out of the archives among them, with their sizes
+    members: Mapping[str, int] = field(default_factory=dict)
 
 
 DATA_SETS = {
@@ -81,6 +85,18 @@ DATA_SETS = {
         ),
     ),
 }
+
+_CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz",)
+DATA_SETS["cifar10"] = DataSet(
+    files=(RemoteFile("cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),),
+    mirrors=_CIFAR_MIRRORS,
+    members={**{f"data_batch_{i}.bin": 30_730_000 for i in range(1, 6)}, "test_batch.bin": 30_730_000},
+)
+DATA_SETS["cifar100"] = DataSet(
+    files=(RemoteFile("cifar-100-binary.tar.gz", "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),),
+    mirrors=_CIFAR_MIRRORS,
+    members={"train.bin": 153_700_000, "test.bin": 30_740_000},
+)
 
 
 class _MirrorError(Exception):
@@ -123,9 +139,34 @@ def fetch(
                 addresses.remove(good)
                 addresses.insert(0, good)
             paths.append(path)
-        return paths
+        return [*paths, *_unpacked(paths, data_set.members)]
     except OSError as error:
         raise UserError(f"Cannot write {name} into {folder}: {error.strerror or error}.") from None
+
+
+def _unpacked(archives: list[Path], members: Mapping[str, int]) -> list[Path]:
+    """Takes files out of tar archives, by the end of their names alone: where they lie in there does not matter."""
+    folder = archives[0].parent
+    missing = {name for name, size in members.items() if not _has_size(folder / name, size)}
+    for archive in archives if missing else []:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                name = Path(member.name).name
+                if member.isfile() and name in missing and member.size == members[name]:
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    part = folder / f"{name}.part"
+                    with part.open("wb") as target:
+                        shutil.copyfileobj(content, target)
+                    part.replace(folder / name)
+                    missing.remove(name)
+    if missing:
+        raise UserError(f"{archives[0]} does not hold {', '.join(sorted(missing))}.")
+    return [folder / name for name in members]
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
 
 
 def _fetch_file(name: str, file: RemoteFile, path: Path, addresses: list[str], report: Progress) -> str:

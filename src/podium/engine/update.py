@@ -25,11 +25,14 @@ from podium.engine.buckets import Buckets
 from podium.engine.compiled import compiled
 from podium.engine.fast import Fast
 from podium.engine.instances import Instances
+from podium.engine.precision import LossScale, PrecisionSection
 from podium.engine.randomness import seed_torch
 from podium.engine.reduce import Local, Reduction, TreeSum, replica_mean
 from podium.engine.span import SideBySide, check_span, largest_span
+from podium.engine.trap import Trap
 from podium.errors import UserError
 from podium.optim.optimisers import Optimiser, clip_divisor, step
+from podium.optim.rounding import StochasticRounding
 from podium.schema import Section
 from podium.workloads.base import Loss, Workload
 
@@ -169,6 +172,7 @@ class Engine:
         seed: int,
         clip_norm: float | None = None,
         *,
+        precision: PrecisionSection | None = None,
         instances: Instances | None = None,
         reduction: Literal["exact", "fast"] = "exact",
         compile: bool = False,
@@ -181,6 +185,10 @@ class Engine:
         self._workload = workload
         self._optimiser = optimiser
         self._clip_norm = clip_norm
+        precision = precision or PrecisionSection()
+        self.loss_scale = LossScale(precision.loss_scale)
+        self._rounding = StochasticRounding(seed) if precision.rounds_stochastically else None
+        self._trap = Trap(model, backward=not self.loss_scale.automatic) if precision.trap else None
         self._num_accumulation = batch.num_accumulation
         self._num_replicas = batch.num_replicas
         self._replicas = replicas
@@ -217,11 +225,19 @@ class Engine:
 
         True when any instance passed `stop`: the same answer on all of them, in the same update.
         """
-        divisor, stop = self._gradients(update, samples, stop)
-        if self._clip_norm is not None:
-            grads = [param.grad for param in self._params if param.grad is not None]
-            divisor, _ = clip_divisor(grads, divisor, self._clip_norm)
-        step(self._optimiser, divisor, lr)
+        before = [buffer.clone() for buffer in self._buffers] if self.loss_scale.automatic else []
+        scale = self.loss_scale.value
+        count, stop = self._gradients(update, samples, stop)
+        divisor = count * scale if scale != 1 else count
+        grads = [param.grad for param in self._params if param.grad is not None]
+        if self.loss_scale.accepts(grads):
+            if self._clip_norm is not None:
+                divisor, _ = clip_divisor(grads, divisor, self._clip_norm)
+            if self._rounding is not None:
+                self._rounding.begin(update)
+            step(self._optimiser, divisor, lr, self._rounding)
+        elif before:
+            torch._foreach_copy_(self._buffers, before)
         for param in self._params:
             param.grad = None
         self._num_pending += 1
@@ -265,7 +281,7 @@ class Engine:
                     count += loss.count
                     if last:
                         self._reduction.start(tree, count, stop)
-                    loss.sum.backward()
+                    self._backward(loss)
                 self._pending.add(loss)
             if slot < num_local - 1:
                 tree.push(self._reduction.take())
@@ -293,7 +309,7 @@ class Engine:
                 losses = []
                 for index in range(self._num_accumulation):
                     losses.append(self._forward(model, update, first + position, index, samples))
-                    losses[-1].sum.backward()
+                    self._backward(losses[-1])
                 return losses
 
             for losses in side_by_side.run(replica):
@@ -310,4 +326,10 @@ class Engine:
     def _forward(self, model: nn.Module, update: int, slot: int, index: int, samples: Mapping[str, Tensor]) -> Loss:
         """Forward pass of micro-batch `index` of the local replica `slot`, with random numbers of its own."""
         seed_torch(self._device, "micro-batch", self._seed, update, self._replicas[slot], index)
+        if self._trap is not None:
+            self._trap.enter(update, self._replicas[slot], index)
         return self._workload.loss(model, {name: rows[slot, index] for name, rows in samples.items()})
+
+    def _backward(self, loss: Loss) -> None:
+        scale = self.loss_scale.value
+        (loss.sum if scale == 1 else loss.sum * scale).backward()

@@ -70,8 +70,13 @@ def inside(span: Span) -> Iterator[None]:
         _current.reset(token)
 
 
-def build_norm(section: NormSection, num_features: int, dims: Literal[1, 2, 3]) -> nn.Module:
-    """The layer for features of shape (n, num_features) or (n, num_features, `dims` more sizes)."""
+def build_norm(
+    section: NormSection, num_features: int, dims: Literal[1, 2, 3], eps: float = 1e-5, momentum: float = 0.1
+) -> nn.Module:
+    """The layer for features of shape (n, num_features) or (n, num_features, `dims` more sizes).
+
+    `momentum` is the share of the newest statistics in the running ones.
+    """
     if section.kind == "none":
         return nn.Identity()
     if section.kind == "group":
@@ -80,10 +85,10 @@ def build_norm(section: NormSection, num_features: int, dims: Literal[1, 2, 3]) 
                 f"norm.groups = {section.groups} does not divide the {num_features} channels to normalise; "
                 f"choose a divisor of {num_features}."
             )
-        return nn.GroupNorm(section.groups, num_features)
+        return nn.GroupNorm(section.groups, num_features, eps)
     if section.span == 1:
-        return _BATCH_NORM[dims](num_features)
-    return SpanBatchNorm(num_features, section.span)
+        return _BATCH_NORM[dims](num_features, eps, momentum)
+    return SpanBatchNorm(num_features, section.span, eps, momentum)
 
 
 class SpanBatchNorm(_BatchNorm):

@@ -12,6 +12,7 @@ takes 52 µs here against 95 µs in torch's class; the bare kernel is 41 µs of 
 import math
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -19,6 +20,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from podium.errors import UserError
+from podium.optim.rounding import StochasticRounding
 from podium.optim.scaling import Scale, contradiction
 from podium.schema import Section
 from podium.workloads.base import ParamGroup
@@ -32,7 +34,12 @@ _KEYS: dict[str, dict[str, Any]] = {
     "rmsprop_tf": {"weight_decay": 0.0, "momentum": 0.0, "decay": 0.9, "eps": 1e-10},
     "adam": {"weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-8},
     "adamw": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8},
+    "lars": {"weight_decay": 0.0, "momentum": 0.9, "eeta": 0.001, "eps": 0.0},
+    "lamb": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-6, "bias_correction": True},
 }
+
+#: those whose rate is tensor by tensor that of `lr` times a ratio of norms
+_LAYERWISE = ("lars", "lamb")
 
 Coefficient = Annotated[float, Field(ge=0, lt=1)]
 
@@ -40,7 +47,7 @@ Coefficient = Annotated[float, Field(ge=0, lt=1)]
 class OptimSection(Section):
     """`optim`: the optimiser and its learning rate. Keys of other optimisers than the named one stay null."""
 
-    name: Literal["sgd", "momentum", "nesterov", "rmsprop", "rmsprop_tf", "adam", "adamw"]
+    name: Literal["sgd", "momentum", "nesterov", "rmsprop", "rmsprop_tf", "adam", "adamw", "lars", "lamb"]
     lr: float | None = Field(None, gt=0, description="learning rate; at base_batch when scale is not none")
     scale: Scale = Field("none", description="how lr grows with global batch / base_batch")
     base_batch: int | None = Field(None, gt=0, description="the global batch that lr was found at")
@@ -48,24 +55,36 @@ class OptimSection(Section):
         None, ge=-60, le=10, description="instead of lr: the learning rate is 2^lr_exponent times the global batch"
     )
     weight_decay: float | None = Field(
-        None, ge=0, description="adamw: decoupled (0.01); all others: added to the gradient (0)"
+        None, ge=0, description="adamw, lamb: decoupled (0.01); all others: added to the gradient (0)"
     )
-    decay_all: bool = Field(False, description="weight decay on every parameter, biases and norms too")
-    no_decay: list[str] = Field([], description="further parameters without weight decay, as patterns on their names")
-    momentum: Coefficient | None = Field(None, description="momentum, nesterov (0.9); rmsprop (0)")
-    betas: tuple[Coefficient, Coefficient] | None = Field(None, description="adam, adamw (0.9, 0.999)")
+    decay_all: bool = Field(
+        False, description="weight decay (lars, lamb: and the trust ratio) on every parameter, biases and norms too"
+    )
+    no_decay: list[str] = Field(
+        [], description="further parameters without weight decay or trust ratio, as patterns on their names"
+    )
+    momentum: Coefficient | None = Field(None, description="momentum, nesterov, lars (0.9); rmsprop (0)")
+    betas: tuple[Coefficient, Coefficient] | None = Field(None, description="adam, adamw, lamb (0.9, 0.999)")
     decay: Coefficient | None = Field(
         None, description="rmsprop: memory of the mean square (0.99; TensorFlow form 0.9)"
     )
-    eps: float | None = Field(None, gt=0, description="adam, adamw, rmsprop (1e-8); rmsprop_tf (1e-10)")
+    eps: float | None = Field(
+        None, ge=0, description="adam, adamw, rmsprop (1e-8); rmsprop_tf (1e-10); lamb (1e-6); lars (0)"
+    )
+    eeta: float | None = Field(None, gt=0, description="lars: the trust ratio is this times a ratio of norms (0.001)")
+    bias_correction: bool | None = Field(
+        None, description="lamb: divide the running means by what they lack in the first steps (true)"
+    )
     clip_norm: float | None = Field(None, gt=0, description="largest global norm of the mean gradient")
 
     @model_validator(mode="after")
     def _keys_fit_the_optimiser(self) -> Self:
-        for key in ("momentum", "betas", "decay", "eps"):
+        for key in ("momentum", "betas", "decay", "eps", "eeta", "bias_correction"):
             if getattr(self, key) is not None and key not in _KEYS[self.name]:
                 hint = ": use momentum or nesterov" if (self.name, key) == ("sgd", "momentum") else ""
                 raise ValueError(f"{key} means nothing to {self.name}{hint or ': leave it out or set it to null'}")
+        if self.eps == 0 and self.name != "lars":
+            raise ValueError(f"eps of {self.name} must be greater than 0")
         if problem := contradiction(self.lr, self.lr_exponent, self.scale, self.base_batch):
             raise ValueError(problem)
         return self
@@ -97,7 +116,7 @@ class Optimiser:
         self.num_steps: dict[torch.device, Tensor] = {}
         for group in self.param_groups:
             device = group["params"][0].device
-            if self.kernel is _fused_adam:
+            if self.kernel in (_fused_adam, _lamb):
                 self.num_steps.setdefault(device, torch.zeros((), device=device))
             for param in group["params"]:
                 self.state[param] = {
@@ -127,16 +146,23 @@ def build_optimiser(section: OptimSection, model: nn.Module, groups: list[ParamG
     alike: dict[tuple, list[nn.Parameter]] = {}
     for name, param in named.items():
         weight_decay = section.value("weight_decay") if name in decaying else 0.0
-        alike.setdefault((weight_decay, param.device, param.dtype), []).append(param)
-    return Optimiser(section, [{"params": params, "weight_decay": decay} for (decay, _, _), params in alike.items()])
+        adapt = section.name in _LAYERWISE and name in decaying  # also where the weight decay is 0
+        alike.setdefault((weight_decay, adapt, param.device, param.dtype), []).append(param)
+    return Optimiser(
+        section,
+        [{"params": params, "weight_decay": decay, "adapt": adapt} for (decay, adapt, *_), params in alike.items()],
+    )
 
 
-def step(optimiser: Optimiser, divisor: Tensor | float, lr: float | None = None) -> None:
+def step(
+    optimiser: Optimiser, divisor: Tensor | float, lr: float | None = None, rounding: StochasticRounding | None = None
+) -> None:
     """Update the weights with the gradients that lie in `param.grad`, each divided by `divisor`.
 
     `divisor` is a float32 scalar on the parameters' device, or a number of the host. `lr` is that of this step; left
     out, that of the groups. Parameters without a gradient stay as they are. Gradients are used up: what is in them
-    afterwards is not defined (torch's fused kernels leave the quotient there).
+    afterwards is not defined (torch's fused kernels leave the quotient there). Half-precision weights are updated in
+    single precision and rounded: by chance where `rounding` is given, else to the nearest.
     """
     with torch.no_grad():
         for num_steps in optimiser.num_steps.values():
@@ -156,10 +182,13 @@ def step(optimiser: Optimiser, divisor: Tensor | float, lr: float | None = None)
                 # filled on the device: a copy from the host could wait for it
                 divisor = torch.full((), divisor, dtype=torch.float32, device=device)
             scale = divisor if divisor.device == device else divisor.to(device, non_blocking=True)
-            optimiser.kernel(group, params, grads, slots, scale, optimiser.num_steps.get(device))
+            kernel = (
+                optimiser.kernel if params[0].dtype.itemsize >= 4 else partial(_in_single, optimiser.kernel, rounding)
+            )
+            kernel(group, params, grads, slots, scale, optimiser.num_steps.get(device))
 
 
-def clip_divisor(grads: list[Tensor], count: int | Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
+def clip_divisor(grads: list[Tensor], count: float | Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
     """(the divisor for `step`, the norm before clipping) that keep the mean gradient's global norm within `max_norm`.
 
     `grads` are sums over `count` items. Norms of the tensors, then the norm of these, in the order given: the same bits
@@ -209,6 +238,27 @@ def load_state_tensors(optimiser: Optimiser, model: nn.Module, tensors: Mapping[
 
 Group = dict[str, Any]
 Tensors = list[Tensor]
+
+
+def _in_single(
+    kernel: Callable[..., None],
+    rounding: StochasticRounding | None,
+    group: Group,
+    params: Tensors,
+    grads: Tensors,
+    slots: list[Tensors],
+    scale: Tensor,
+    num_steps: Tensor | None,
+) -> None:
+    """The step of another kernel, on copies in single precision."""
+    wide, *wide_slots = ([tensor.float() for tensor in tensors] for tensors in (params, *slots))
+    kernel(group, wide, [grad.float() for grad in grads], wide_slots, scale, num_steps)
+    for targets, values in zip((params, *slots), (wide, *wide_slots), strict=True):
+        for target, value in zip(targets, values, strict=True):
+            if rounding is None:
+                target.copy_(value)
+            else:
+                rounding.into(target, value)
 
 
 def _aligned(params: Tensors, grads: Tensors) -> Tensors:
@@ -308,6 +358,74 @@ def _rmsprop_tf(
         torch._foreach_addcdiv_(params, grads, roots, -group["lr"])
 
 
+def _lars(
+    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
+) -> None:
+    """buffer <- momentum · buffer + lr · trust · (gradient + weight_decay · param);  param <- param - buffer
+
+    trust = eeta · ‖param‖ / (‖gradient‖ + weight_decay · ‖param‖ + eps) for each tensor (You, Gitman, Ginsburg 2017).
+    """
+    grads = _aligned(params, grads)
+    scale = scale.to(_wide(params))
+    if group["adapt"]:
+        weight_decay = group["weight_decay"]
+        of_params, of_grads = _norms(params), _norms(grads) / scale
+        trust = group["eeta"] * of_params / (of_grads + weight_decay * of_params + group["eps"])
+        factors = _or_one(trust, of_params, of_grads) * (group["lr"] / scale)
+        if weight_decay:
+            torch._foreach_addcmul_(grads, params, [weight_decay * scale] * len(params))
+        torch._foreach_mul_(grads, factors.unbind())
+    else:
+        torch._foreach_mul_(grads, group["lr"] / scale)
+    torch._fused_sgd_(
+        params,
+        grads,
+        slots[0] if slots else [],
+        weight_decay=0.0,
+        momentum=group["momentum"],
+        lr=1.0,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
+
+
+def _lamb(
+    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
+) -> None:
+    """update = Adam's update at rate 1 + weight_decay · param;  param <- param - lr · trust · update
+
+    trust = ‖param‖ / ‖update‖ for each tensor (You et al. 2020).
+    """
+    assert num_steps is not None
+    if not group["bias_correction"]:
+        num_steps = torch.full_like(num_steps, math.inf)  # Adam divides by 1 - beta^steps, which is 1 then
+    if not group["adapt"]:
+        _fused_adam(group, params, grads, slots, scale, num_steps)
+        return
+    # Adam subtracts from what it is given: here that becomes the update with its sign turned round
+    updates = list(torch._foreach_mul(params, -group["weight_decay"]))
+    _fused_adam({**group, "lr": 1.0, "weight_decay": 0.0}, updates, grads, slots, scale, num_steps)
+    of_params, of_updates = _norms(params), _norms(updates)
+    factors = _or_one(of_params / of_updates, of_params, of_updates) * group["lr"]
+    torch._foreach_addcmul_(params, updates, factors.unbind())
+
+
+def _wide(tensors: Tensors) -> torch.dtype:
+    return torch.promote_types(tensors[0].dtype, torch.float32)
+
+
+def _norms(tensors: Tensors) -> Tensor:
+    """The norm of each tensor, (tensors,), on their device."""
+    return torch.stack(torch._foreach_norm(tensors, 2, _wide(tensors)))
+
+
+def _or_one(ratios: Tensor, *norms: Tensor) -> Tensor:
+    """The ratios; 1 where one of the norms is 0."""
+    return torch.where(torch.stack(norms).amin(0) > 0, ratios, 1.0)
+
+
 #: optimiser -> its kernel, and what it remembers for each parameter with the value that begins as
 _KERNELS: dict[str, tuple[Callable[..., None], dict[str, float]]] = {
     "sgd": (_fused_sgd, {}),
@@ -317,4 +435,6 @@ _KERNELS: dict[str, tuple[Callable[..., None], dict[str, float]]] = {
     "rmsprop_tf": (_rmsprop_tf, {"square_avg": 1.0, "momentum_buffer": 0.0}),
     "adam": (_fused_adam, {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
     "adamw": (_fused_adam, {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
+    "lars": (_lars, {"momentum_buffer": 0.0}),
+    "lamb": (_lamb, {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
 }

@@ -22,6 +22,7 @@ Batch = Mapping[str, Tensor]
 #: name -> module that holds its `Workload` class
 WORKLOADS = {
     "mnist": "podium.workloads.mnist.workload",
+    "cnn": "podium.workloads.cnn.workload",
     "neuron": "podium.workloads.neuron.workload",
 }
 
@@ -92,8 +93,6 @@ class Workload(Protocol):
     #: schemas of `workload.model` and `workload.data`
     ModelSection: ClassVar[type[Section]]
     DataSection: ClassVar[type[Section]]
-    #: fields of a batch that the model's forward takes, in order
-    inputs: ClassVar[tuple[str, ...]]
     #: what a good run of the default recipe reaches
     target: Target
 
@@ -103,6 +102,10 @@ class Workload(Protocol):
 
     def source(self, split: Split) -> Source:
         """The samples of one split; opened on first use, raises UserError when they cannot be had."""
+        ...
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What the model's forward takes of a micro-batch, in evaluation."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:

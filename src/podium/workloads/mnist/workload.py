@@ -42,7 +42,6 @@ class Workload:
 
     ModelSection: ClassVar[type[Section]] = MnistModel
     DataSection: ClassVar[type[Section]] = MnistData
-    inputs: ClassVar[tuple[str, ...]] = ("image",)
     target = Target("valid/accuracy", 0.985, best="max")
 
     def __init__(self, model: MnistModel, data: MnistData) -> None:
@@ -63,6 +62,9 @@ class Workload:
         if split not in self._sources:
             self._sources[split] = self._open(split)
         return self._sources[split]
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return (batch["image"],)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         output, label = model(batch["image"]), batch["label"]
@@ -87,10 +89,10 @@ class Workload:
         }
 
     def predict(self, model: nn.Module, outputs: Outputs, folder: Path) -> Prediction:
-        from podium.workloads.mnist import pictures  # draws with matplotlib, which takes long to import
+        from podium.workloads import classified  # draws with matplotlib, which takes long to import
 
         given, got = outputs("test")
-        return pictures.predict(
+        return classified.predict(
             given["image"], given["label"], got["output"], self._class_names(), folder, self._model.output
         )
 

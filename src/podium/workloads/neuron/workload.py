@@ -32,7 +32,6 @@ class Workload:
     ModelSection: ClassVar[type[Section]] = NeuronModel
     DataSection: ClassVar[type[Section]] = NeuronData
     MakeSection: ClassVar[type[Section]] = NeuronMake
-    inputs: ClassVar[tuple[str, ...]] = ("frames",)
     target = Target("valid/loss", 0.20)
 
     def __init__(self, model: NeuronModel, data: NeuronData) -> None:
@@ -52,6 +51,9 @@ class Workload:
 
     def source(self, split: Split) -> Source:
         return self._samples.source(split)
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return (batch["frames"],)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         # In single precision whatever the model computes in: a sum over a micro-batch leaves bfloat16's reach.

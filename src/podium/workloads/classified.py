@@ -1,4 +1,4 @@
-"""What a person looks at after training a classifier of small images: confusion, mistakes, accuracy by class."""
+"""What a person looks at after training a classifier of images: confusion, mistakes, accuracy by class."""
 
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,7 @@ _NUM_MISTAKES = 24
 _NUM_COLUMNS = 6
 # Beyond this many classes the numbers in the cells of the confusion matrix no longer fit.
 _MAX_CLASSES_WITH_NUMBERS = 20
+_MAX_CLASSES_WITH_NAMES = 40
 _BLUES = LinearSegmentedColormap.from_list("blues", ["#f5f7fa", "#dbe7fd", "#7ea6f4", figures.ACCENT, "#16389c"])
 
 
@@ -26,7 +27,10 @@ def predict(
     folder: Path,
     form: Literal["logits", "softmax"],
 ) -> Prediction:
-    """Pictures and tables for `output` (samples, classes), which holds logits or, in the form `softmax`, shares."""
+    """Pictures and tables for `output` (samples, classes), which holds logits or, in the form `softmax`, shares.
+
+    `images` are (samples, 1, height, width), where bright is drawn dark, or (samples, height, width, 3) in colour.
+    """
     probability = output.astype(np.float64) if form == "softmax" else _softmax(output.astype(np.float64))
     predicted = probability.argmax(axis=1)
     num_classes = len(class_names)
@@ -66,17 +70,19 @@ def _draw_confusion(counts: NDArray, names: tuple[str, ...], path: Path) -> Path
         # The square root keeps small confusions visible beside the diagonal.
         image = axes.imshow(share, cmap=_BLUES, norm=PowerNorm(0.5, 0, 100))
         axes.grid(False)
-        axes.set_xticks(
-            range(num_classes), names, rotation=40 if long_names else 0, ha="right" if long_names else "center"
-        )
-        axes.set_yticks(range(num_classes), names)
+        if num_classes <= _MAX_CLASSES_WITH_NAMES:
+            axes.set_xticks(
+                range(num_classes), names, rotation=40 if long_names else 0, ha="right" if long_names else "center"
+            )
+            axes.set_yticks(range(num_classes), names)
         axes.set_xlabel("predicted")
         axes.set_ylabel("true")
         axes.tick_params(length=0, colors=figures.INK)
-        axes.set_xticks(np.arange(1, num_classes) - 0.5, minor=True)
-        axes.set_yticks(np.arange(1, num_classes) - 0.5, minor=True)
-        axes.grid(which="minor", color="white", linewidth=1.5)
-        axes.tick_params(which="minor", length=0)
+        if num_classes <= _MAX_CLASSES_WITH_NAMES:
+            axes.set_xticks(np.arange(1, num_classes) - 0.5, minor=True)
+            axes.set_yticks(np.arange(1, num_classes) - 0.5, minor=True)
+            axes.grid(which="minor", color="white", linewidth=1.5)
+            axes.tick_params(which="minor", length=0)
         for side in axes.spines.values():
             side.set_visible(False)
         if num_classes <= _MAX_CLASSES_WITH_NUMBERS:
@@ -128,7 +134,8 @@ def _draw_mistakes(
         if not len(worst):
             grid[0].text(0, 0.5, "No mistakes: every test image is recognised.", color=figures.MUTED)
         for axes, sample in zip(grid, worst, strict=False):
-            axes.imshow(images[sample, 0], cmap="gray_r", interpolation="nearest")
+            coloured = images.shape[-1] == 3
+            axes.imshow(images[sample] if coloured else images[sample, 0], cmap="gray_r", interpolation="nearest")
             axes.grid(False)
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(True)

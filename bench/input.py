@@ -1,0 +1,250 @@
+"""Images per second: Podium's feed against a torch DataLoader whose workers decode and resize with Pillow.
+
+    python -m bench.input                a few minutes; prints tables and writes bench/results/input.md
+
+Photographs are made for it: noise with the spectrum of natural images, about 500 × 375 pixels, as JPEGs of quality 90,
+as files and as TFRecord shards. Both sides take a random window of every image, resize it to 224 × 224 (bilinear,
+antialiased), flip half of them, and hand over normalised float32; both use as many threads or worker processes. The
+DataLoader does all of it in its workers, Podium flips and normalises whole batches where they are used, as its
+workloads do. Rounds alternate; every round is all images once, in a random order.
+"""
+
+import argparse
+import datetime
+import io
+import math
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from podium.data.arrays import Source, Wanted
+from podium.data.draws import uniforms
+from podium.data.feed import Feed
+from podium.data.images import folder_source, tfrecord_source, usable_cores
+from podium.data.order import order
+from podium.data.records import build_example, write_records
+
+RESULTS = Path(__file__).parent / "results" / "input.md"
+SIZE, BATCH = 224, 64
+SHAPES = [(375, 500), (375, 500), (500, 375), (333, 500), (400, 500), (500, 333)]
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+
+NOTES = """"""
+
+
+# --------------------------------------------------------------------------------------------- the images
+
+
+def photographs(count: int) -> Iterator[bytes]:
+    """JPEGs of about 110 kB, as ImageNet's are in the mean."""
+    rng = np.random.default_rng(0)
+    scenes = [_scene(rng, 768) for _ in range(12)]
+    for number in range(count):
+        height, width = SHAPES[number % len(SHAPES)]
+        scene = scenes[rng.integers(len(scenes))]
+        top, left = rng.integers(0, 768 - height), rng.integers(0, 768 - width)
+        view = scene[top : top + height, left : left + width]
+        file = io.BytesIO()
+        Image.fromarray(view[:, :: rng.choice([-1, 1])]).save(file, "JPEG", quality=90)
+        yield file.getvalue()
+
+
+def _scene(rng: np.random.Generator, side: int) -> NDArray[np.uint8]:
+    """Noise whose amplitude falls with the frequency, mostly in brightness, a little in colour."""
+    frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
+    frequency[0, 0] = 1.0
+    planes = []
+    for strength in (50.0, 18.0, 18.0):
+        spectrum = rng.normal(size=frequency.shape) + 1j * rng.normal(size=frequency.shape)
+        plane = np.fft.irfft2(spectrum / frequency**1.0, (side, side))
+        planes.append(plane / plane.std() * strength)
+    bright, red, blue = planes
+    image = np.stack([bright + red, bright - (red + blue) / 2, bright + blue], axis=-1) + 118
+    return np.clip(image, 0, 255).astype(np.uint8)
+
+
+def write_images(folder: Path, count: int) -> float:
+    """Makes the images as files and as shards; mean size in bytes."""
+    records, total = [], 0
+    for number, data in enumerate(photographs(count)):
+        label = number % 10
+        path = folder / "files" / "train" / f"n{label:08}" / f"{number:06}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        records.append(build_example({"image/encoded": [data], "image/class/label": [label + 1]}))
+        total += len(data)
+    (folder / "shards").mkdir()
+    for shard in range(8):
+        write_records(folder / "shards" / f"train-{shard:05}-of-00008", records[shard::8])
+    return total / count
+
+
+# --------------------------------------------------------------------------------------------- the two sides
+
+
+class PillowImages(Dataset):
+    """What most training scripts do, sample by sample."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = sorted(folder.glob("files/train/*/*.JPEG"))
+        self.mean, self.std = torch.tensor(MEAN).view(3, 1, 1) / 255, torch.tensor(STD).view(3, 1, 1) / 255
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path = self.paths[index]
+        image = Image.open(path).convert("RGB")
+        left, top, width, height = self.window(image.width, image.height)
+        image = image.crop((left, top, left + width, top + height)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        if random.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
+        return pixels.sub_(self.mean).div_(self.std), int(path.parent.name[1:])
+
+    @staticmethod
+    def window(image_width: int, image_height: int) -> tuple[int, int, int, int]:
+        for _ in range(10):
+            area = image_width * image_height * random.uniform(0.08, 1.0)
+            ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+            width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < width <= image_width and 0 < height <= image_height:
+                left, top = random.randint(0, image_width - width), random.randint(0, image_height - height)
+                return left, top, width, height
+        return 0, 0, image_width, image_height
+
+
+def loader_round(loader: DataLoader) -> float:
+    """Seconds for all images once."""
+    began = time.perf_counter()
+    count = sum(len(labels) for _, labels in loader)
+    assert count == len(loader.dataset)  # type: ignore[arg-type]
+    return time.perf_counter() - began
+
+
+class FeedRounds:
+    """Every call goes once through a source, as training does: an order and places of its own."""
+
+    def __init__(self, source: Source, finish: bool) -> None:
+        self.source, self.finish, self.epoch = source, finish, 0
+        # One row of an image: torch takes long over dimensions of three numbers.
+        self.factor, self.shift = (
+            (1 / torch.tensor(STD)).repeat(SIZE),
+            -(torch.tensor(MEAN) / torch.tensor(STD)).repeat(SIZE),
+        )
+        self.floats = torch.empty(BATCH, SIZE, SIZE * 3)
+
+    def __call__(self) -> float:
+        began = time.perf_counter()
+        count = 0
+        with Feed(self.source, self.blocks(), BATCH) as feed:
+            for number, block in enumerate(feed):
+                images = block.rows["image"]
+                if self.finish:
+                    self.finished(images, number)
+                count += len(images)
+        assert count == len(self.source)
+        self.epoch += 1
+        return time.perf_counter() - began
+
+    def blocks(self) -> Iterator[Wanted]:
+        num = len(self.source)
+        for first in range(0, num, BATCH):
+            positions = np.arange(first, min(first + BATCH, num), dtype=np.int64)
+            yield Wanted(order(0, self.epoch, positions, num), positions + self.epoch * num)
+
+    def finished(self, images: Tensor, number: int) -> Tensor:
+        """(n, 3, SIZE, SIZE) of float32, channels last; image by image, as one fits the processor's cache."""
+        flips = uniforms(number, np.arange(len(images)), 1)[:, 0] < 0.5
+        for image, flip, floats in zip(images, flips.tolist(), self.floats, strict=False):
+            floats.copy_((image.flip(1) if flip else image).view(SIZE, -1)).mul_(self.factor).add_(self.shift)
+        return self.floats[: len(images)].view(-1, SIZE, SIZE, 3).permute(0, 3, 1, 2)
+
+
+def photographs_table(folder: Path, count: int, rounds: int, threads: int) -> list[str]:
+    """Files and shards of photographs, Podium against the DataLoader."""
+    mean_bytes = write_images(folder, count)
+    loader: DataLoader = DataLoader(
+        PillowImages(folder), BATCH, shuffle=True, num_workers=threads, persistent_workers=True, prefetch_factor=4
+    )
+    files = folder_source(folder / "files", "train", SIZE, threads=threads)
+    shards = tfrecord_source(folder / "shards", "train", SIZE, threads=threads)
+    memory = tfrecord_source(folder / "shards", "train", SIZE, threads=threads, cache="memory")
+    sides: dict[str, Callable[[], float]] = {
+        "DataLoader, Pillow, files": lambda: loader_round(loader),
+        "Podium, files": FeedRounds(files, finish=True),
+        "Podium, shards": FeedRounds(shards, finish=True),
+        "Podium, shards, cache: memory": FeedRounds(memory, finish=True),
+        "Podium, shards, flip and normalising left to a device": FeedRounds(shards, finish=False),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name, run in sides.items():
+            took = run()
+            if number:  # the first round starts workers and fills the system's cache
+                seconds[name].append(took)
+            print(f"{name}: {count / took:,.0f} images/s", flush=True)
+    base, *_ = seconds.values()
+    lines = [
+        f"{count:,} photographs of {mean_bytes / 1000:.0f} kB in the mean, batches of {BATCH}, {threads} threads or "
+        "worker processes.",
+        "",
+        "| input | images/s | least … most | against the DataLoader |",
+        "|---|---|---|---|",
+    ]
+    for name, values in seconds.items():
+        rates = [count / value for value in values]
+        ratio = statistics.median(b / a for a, b in zip(values, base, strict=True))
+        spread = f"{min(rates):,.0f} … {max(rates):,.0f}"
+        lines.append(f"| {name} | {statistics.median(rates):,.0f} | {spread} | {ratio:.2f} |")
+    return lines
+
+
+def small_images_table(folder: Path, rounds: int, threads: int) -> list[str]:
+    """CIFAR-sized images: no table yet."""
+    return []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="podium-input-") as name:
+        photos = photographs_table(Path(name), options.images, options.rounds, options.threads)
+        small = small_images_table(Path(name), options.rounds, options.threads)
+    text = "\n".join(
+        [
+            "# Image input",
+            "",
+            f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
+            f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, load {load:.2f} at the start; "
+            f"medians of {options.rounds} rounds in turns. Made by `python -m bench.input`.",
+            "",
+            *photos,
+            "",
+            *([*small, ""] if small else []),
+            NOTES,
+        ]
+    )
+    print(text)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

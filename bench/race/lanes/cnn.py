@@ -1,0 +1,64 @@
+"""ResNet-20 on images of CIFAR's size and ResNet-50 on ImageNet's: convolutions, batch norm and what lies between.
+
+Images come as rendered or generated, without augmentation: a plain loop over tensors in memory has none.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bench.race.lane import Lane, build_workload
+from podium.recipe import Recipe
+
+_PLAIN = (
+    "workload.data.augment.pad_crop=0",
+    "workload.data.augment.flip=false",
+    "workload.data.augment.label_smoothing=0",
+    "engine.updates_per_call=5",
+)
+
+
+def mean_loss(model: nn.Module, image: Tensor, label: Tensor) -> Tensor:
+    return F.cross_entropy(model(image), label)
+
+
+def optimiser(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.003, momentum=0.9, weight_decay=1e-4)
+
+
+def as_tensors(recipe: Recipe, buffers: dict[str, NDArray]) -> dict[str, NDArray]:
+    """Normalised images (n, 3, height, width), as everybody has them in memory."""
+    workload = build_workload(recipe)
+    batch = {name: torch.from_numpy(rows) for name, rows in buffers.items()}
+    (image,) = workload.inputs(batch)
+    return {**buffers, "image": np.ascontiguousarray(image.numpy())}
+
+
+def _lane(name: str, title: str, recipe: str, *overrides: str) -> Lane:
+    return Lane(
+        name=name,
+        title=title,
+        recipe=recipe,
+        overrides=(*overrides, *_PLAIN, "optim.name=momentum", "optim.lr=0.003", "optim.weight_decay=1e-4"),
+        not_random=(),
+        mean_loss=mean_loss,
+        optimiser=optimiser,
+        as_tensors=as_tensors,
+    )
+
+
+LANES = [
+    _lane(
+        "resnet20-128", "ResNet-20, 32², micro-batch 128", "cnn/quick",
+        "workload.model.size=20", "workload.data.samples=12800", "batch.micro=128",
+    ),
+    _lane(
+        "resnet50-8", "ResNet-50, 224², micro-batch 8", "cnn/resnet50",
+        "workload.data.source=generated", "workload.data.samples=64", "workload.model.num_classes=10",
+        "batch.micro=8", "optim.scale=none", "optim.base_batch=null",
+    ),
+]  # fmt: skip

@@ -1,0 +1,249 @@
+"""Crops of JPEG images at the size a network wants, decoding no more than they need; and which crops to take.
+
+`decode_crop` saves work in two ways, and what comes out of the first is equal to the bit to a whole decode:
+
+    rows below the crop     a sequential JPEG is decoded from the top; a copy whose header gives a smaller height ends
+                            where the crop does
+    pixels to be averaged   a crop of at least twice the size wanted is decoded at 1/2, 1/4 or 1/8 of its resolution,
+                            straight from the DCT coefficients
+
+Whatever is no JPEG that libjpeg-turbo reads (a PNG under a JPEG's name, say) goes through Pillow. Called by `images.py`.
+"""
+
+import io
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import simplejpeg
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.nn import functional as F
+
+from podium.data import draws
+
+_ATTEMPTS = 10
+_MAX_SCALE = 8
+_START, _END = b"\xff\xd8", b"\xff\xd9"
+_START_OF_SCAN = 0xDA
+#: start of frame: 0xC0 … 0xCF without those that are tables (0xC4, 0xCC) or reserved (0xC8)
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+#: whose blocks come in the order of rows: baseline and extended sequential, Huffman-coded
+_SEQUENTIAL = frozenset({0xC0, 0xC1})
+#: markers without content: fill, restart
+_BARE = frozenset({0x01, *range(0xD0, 0xD8)})
+
+
+class ImageError(ValueError):
+    """These bytes are no image that can be decoded."""
+
+
+class _Frame(NamedTuple):
+    """What the frame header of a JPEG says. `place`: where its two bytes of height are."""
+
+    place: int
+    height: int
+    width: int
+    #: rows decoded at a time
+    unit: int
+    sequential: bool
+
+
+def image_size(data: bytes) -> tuple[int, int]:
+    """(height, width), from the header alone."""
+    frame = _frame(data)
+    if frame is not None:
+        return frame.height, frame.width
+    with _opened(data) as image:
+        return image.height, image.width
+
+
+def decode_crop(data: bytes, top: int, left: int, height: int, width: int, size: int) -> NDArray[np.uint8]:
+    """A window of an image, resized to (size, size, 3): RGB, bilinear, averaging where it becomes smaller.
+
+    Where it is decoded at a lower resolution, its edges are those of the nearest pixels there.
+    """
+    frame = _frame(data)
+    scale = 1
+    while scale < _MAX_SCALE and min(height, width) >= 2 * scale * size:
+        scale *= 2
+    image = None if frame is None else _decode_jpeg(data, frame, top + height, scale)
+    if image is None:
+        image, scale = _decode_any(data), 1
+    rows = _scaled(top, height, scale, image.shape[0])
+    columns = _scaled(left, width, scale, image.shape[1])
+    return resized(image[rows, columns], size)
+
+
+def centre_crop(data: bytes, resize: int, size: int) -> NDArray[np.uint8]:
+    """The middle (size, size, 3) of an image whose shorter side is resized to `resize`: what validation looks at."""
+    return decode_crop(data, *centre_window(*image_size(data), resize, size), size)
+
+
+def centre_window(height: int, width: int, resize: int, size: int) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of what `centre_crop` shows, in whole pixels of the image."""
+    side = min(height, width)
+    side = max(1, min(side, round(side * size / resize)))
+    return (height - side) // 2, (width - side) // 2, side, side
+
+
+def resized(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """An image (height, width, 3) as (size, size, 3)."""
+    # Torch has a vectorised kernel for bytes with the channels last, which wants rows without gaps.
+    pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
+    small = F.interpolate(pixels, (size, size), mode="bilinear", align_corners=False, antialias=True)
+    return small[0].permute(1, 2, 0).numpy()
+
+
+# --------------------------------------------------------------------------------------------- decoding
+
+
+def _frame(data: bytes) -> _Frame | None:
+    """The frame header; None where these are not the bytes of a JPEG, or of one without a height in its header."""
+    if data[:2] != _START:
+        return None
+    place, end = 2, len(data)
+    while place + 4 <= end and data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker == 0xFF or marker in _BARE:
+            place += 1 if marker == 0xFF else 2
+            continue
+        if marker == _START_OF_SCAN:
+            return None
+        length = data[place + 2] << 8 | data[place + 3]
+        if marker in _FRAMES:
+            num_components = data[place + 9] if place + 2 + length <= end and length >= 8 else 0
+            if num_components == 0 or length < 8 + 3 * num_components:
+                return None
+            _, height, width = struct.unpack_from(">BHH", data, place + 4)
+            tallest = max(data[place + 11 + 3 * component] & 15 for component in range(num_components))
+            if 0 in (height, width, tallest):
+                return None
+            return _Frame(place + 5, height, width, 8 * tallest, marker in _SEQUENTIAL)
+        place += 2 + length
+    return None
+
+
+def _decode_jpeg(data: bytes, frame: _Frame, bottom: int, scale: int) -> NDArray[np.uint8] | None:
+    """Rows 0 … `bottom` or more, at 1/scale of the resolution; None where libjpeg-turbo finds fault with the image."""
+    # One unit more than needed: the chroma of the last decoded row is interpolated without its neighbour below.
+    height = (-(-bottom // frame.unit) + 1) * frame.unit
+    # Bytes that end without the marker of their end may have lost rows: these are decoded whole, to see whether.
+    shorter = frame.sequential and height < frame.height and data.rfind(_END, frame.place) >= 0
+    given: bytes | bytearray = data
+    if shorter:
+        given = bytearray(data)
+        struct.pack_into(">H", given, frame.place, height)
+    else:
+        height = frame.height
+    # The sizes are such that no scale between two powers of two, for which there are no fast kernels, will do.
+    least = (-(-height // scale), -(-frame.width // scale)) if scale > 1 else (0, 0)
+    try:
+        # Data after the last row of a shorter image is something to warn of, and a warning an error if strict.
+        return simplejpeg.decode_jpeg(given, "RGB", min_height=least[0], min_width=least[1], strict=not shorter)
+    except ValueError:
+        return None
+
+
+def _decode_any(data: bytes) -> NDArray[np.uint8]:
+    with _opened(data) as image:
+        try:
+            return np.array(image.convert("RGB"))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ImageError(str(error)) from None
+
+
+def _opened(data: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data))
+    except Image.UnidentifiedImageError:
+        raise ImageError("it is no JPEG, PNG or other image that is known here") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ImageError(str(error)) from None
+
+
+def _scaled(start: int, length: int, scale: int, limit: int) -> slice:
+    """Pixels start … start + length - 1 at 1/scale of the resolution, of `limit` that there are."""
+    first = min((start + scale // 2) // scale, limit - 1)
+    end = min((start + length + scale // 2) // scale, limit)
+    return slice(first, max(first + 1, end))
+
+
+# --------------------------------------------------------------------------------------------- windows
+
+
+def random_windows(
+    stream: int,
+    places: NDArray[np.int64],
+    heights: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    area: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    boxes: Sequence[NDArray[np.floating] | None] | None = None,
+    min_covered: float = 0.1,
+) -> NDArray[np.int64]:
+    """Windows (n, 4) of top, left, height, width in images of the given sizes; row i is drawn from (stream, places[i]).
+
+    A window has a share of the image's `area` and a `ratio` of width to height, drawn evenly (the ratio in its
+    logarithm), anywhere in the image. What does not fit the image is drawn again, and so is a window that covers less
+    than `min_covered` of every one of an image's `boxes` (relative ymin, xmin, ymax, xmax; None or no rows: all will
+    do). After ten attempts, the largest window of an allowed ratio in the middle is taken.
+    """
+    drawn = draws.uniforms(stream, places, 4 * _ATTEMPTS).reshape(-1, _ATTEMPTS, 4)
+    image_height, image_width = heights[:, None], widths[:, None]
+    pixels = (area[0] + drawn[..., 0] * (area[1] - area[0])) * (image_height * image_width)
+    low, high = np.log(ratio)
+    shape = np.exp(low + drawn[..., 1] * (high - low))
+    height = np.rint(np.sqrt(pixels / shape)).astype(np.int64)
+    width = np.rint(np.sqrt(pixels * shape)).astype(np.int64)
+    top = (drawn[..., 2] * (image_height - height + 1)).astype(np.int64)
+    left = (drawn[..., 3] * (image_width - width + 1)).astype(np.int64)
+    good = (height > 0) & (height <= image_height) & (width > 0) & (width <= image_width)
+    attempts = np.stack([top, left, height, width], axis=-1)  # (n, attempts, 4)
+    if boxes is not None:
+        good &= _covers(attempts, heights, widths, boxes, min_covered)
+    first = good.argmax(axis=1)
+    rows = np.arange(len(places))
+    windows = attempts[rows, first]
+    failed = ~good[rows, first]
+    if failed.any():
+        windows[failed] = _middle_windows(heights[failed], widths[failed], ratio)
+    return windows
+
+
+def _middle_windows(
+    heights: NDArray[np.int64], widths: NDArray[np.int64], ratio: tuple[float, float]
+) -> NDArray[np.int64]:
+    height = np.clip(np.rint(widths / ratio[0]).astype(np.int64), 1, heights)
+    width = np.clip(np.rint(heights * ratio[1]).astype(np.int64), 1, widths)
+    return np.stack([(heights - height) // 2, (widths - width) // 2, height, width], axis=-1)
+
+
+def _covers(
+    windows: NDArray[np.int64],
+    heights: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    boxes: Sequence[NDArray[np.floating] | None],
+    min_covered: float,
+) -> NDArray[np.bool_]:
+    """(n, attempts): whether a window covers enough of one of its image's boxes, or there are none to cover."""
+    owner = np.repeat(np.arange(len(boxes)), [0 if some is None else len(some) for some in boxes])
+    if len(owner) == 0:
+        return np.ones(windows.shape[:2], np.bool_)
+    box = np.concatenate([some for some in boxes if some is not None and len(some)]).astype(np.float64)
+    box *= np.stack([heights, widths, heights, widths], axis=-1)[owner]
+    box_area = (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1])
+    proper = box_area > 0
+    owner, box_area, (y_min, x_min, y_max, x_max) = owner[proper], box_area[proper, None], box[proper].T[:, :, None]
+    top, left, height, width = np.moveaxis(windows[owner], -1, 0)  # (boxes, attempts) each
+    down = np.minimum(top + height, y_max) - np.maximum(top, y_min)
+    across = np.minimum(left + width, x_max) - np.maximum(left, x_min)
+    enough = np.clip(down, 0, None) * np.clip(across, 0, None) >= min_covered * box_area
+
+    covers = np.ones(windows.shape[:2], np.bool_)
+    covers[owner] = False
+    covered_box, attempt = np.nonzero(enough)
+    covers[owner[covered_box], attempt] = True
+    return covers

@@ -1,0 +1,60 @@
+"""Rounding to half precision, up or down by chance: right on average, where rounding to the nearest would lose every
+update that is smaller than half a step.
+
+What is drawn depends on (seed, update) alone, so every instance rounds alike. Written here: torchao's is tied to its
+own optimisers, whose steps take 15 to 50 times as long as fused ones on a CPU.
+"""
+
+import torch
+from torch import Tensor
+
+from podium.data import draws
+
+_DROPPED_BITS = 16  # of a float32, to make it a bfloat16
+_FP16_LEAST_EXPONENT, _FP16_BITS, _FP16_MOST = -14, 10, 65504.0
+
+
+class StochasticRounding:
+    """Draws of one training. `begin` an update, then round in a fixed order."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._update = 0
+
+    def begin(self, update: int) -> None:
+        self._update = update
+        self._generators.clear()
+
+    def into(self, target: Tensor, value: Tensor) -> None:
+        """target <- value (float32), rounded to target's type."""
+        generator = self._generators.get(value.device)
+        if generator is None:
+            key = draws.key("rounding", self._seed, self._update) >> 1
+            generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(key)
+        target.copy_(rounded(value, target.dtype, generator))
+
+
+def rounded(value: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """`value` (float32) as bfloat16 or float16, one of the two neighbours with the chances that make it right on
+    average. What is not finite stays as it is."""
+    assert value.dtype == torch.float32
+    return _rounded_bf16(value, generator) if dtype == torch.bfloat16 else _rounded_fp16(value, generator)
+
+
+def _rounded_bf16(value: Tensor, generator: torch.Generator) -> Tensor:
+    """The bits that are dropped, as a number, are the distance to the neighbour towards zero: random bits added to
+    them carry over exactly that often."""
+    bits = value.view(torch.int32)
+    noise = torch.randint_like(bits, 1 << _DROPPED_BITS, generator=generator)
+    moved = noise.add_(bits).bitwise_and_(-(1 << _DROPPED_BITS)).view(torch.float32)
+    return torch.where(value.isfinite(), moved, value).to(torch.bfloat16)
+
+
+def _rounded_fp16(value: Tensor, generator: torch.Generator) -> Tensor:
+    exponent = torch.frexp(value).exponent - 1
+    exponent = exponent.clamp_(min=_FP16_LEAST_EXPONENT) - _FP16_BITS
+    steps = torch.ldexp(value, -exponent)  # in units of the distance between neighbours; a power of two: exact
+    chance = torch.empty_like(steps).uniform_(generator=generator)
+    moved = torch.ldexp((steps + chance).floor_(), exponent).clamp_(-_FP16_MOST, _FP16_MOST)
+    return torch.where(value.isfinite(), moved, value).to(torch.float16)
