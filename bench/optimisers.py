@@ -4,6 +4,7 @@
 
 A step is that of ResNet-50's parameters, 161 tensors with 25.6 million values, in float32; the two take turns, and
 which goes first changes from round to round. Gradients are filled in anew before every step, outside of what is timed.
+On one thread unless told otherwise, where processor time tells both apart however busy the machine is.
 
 The papers' formulas stand below, written out in numpy: the tests hold our optimisers to them, the second table both
 sides. Deviations are those of the weights in float64, as part of how far the formula has moved them.
@@ -26,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from podium.engine.allocator import keep_memory
 from podium.optim.optimisers import OptimSection, build_optimiser, step
 from podium.workloads.base import by_dimension
 
@@ -104,23 +106,29 @@ PAPERS: dict[str, tuple[Callable[..., tuple[Array, list[Array]]], int]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What an optimiser is asked to do, in our keys and in the package's; `size` multiplies the weights."""
+    """What an optimiser is asked to do, in our keys and in the package's. `size` multiplies the weights; `falling`:
+    the rate is halved at every update."""
 
     about: str
     optimiser: str
     ours: dict[str, Any]
     theirs: dict[str, Any]
     size: float = 1.0
+    falling: bool = False
 
 
+#: the package's keys are those that come nearest to the paper: what it calls adam_debias leaves the correction out
+_PLAIN = {"bias_correction": False, "weight_decay": 0.0}
+_DECAYED = {"bias_correction": False, "weight_decay": 0.1}
 SETTINGS = (
     Setting("neither momentum nor decay", "lars", {"momentum": 0.0}, {"momentum": 0.0}),
-    Setting("momentum 0.9", "lars", {}, {"momentum": 0.9}),
+    Setting("momentum 0.9", "lars", {"momentum": 0.9}, {"momentum": 0.9}),
+    Setting("the same, a falling rate", "lars", {"momentum": 0.9}, {"momentum": 0.9}, falling=True),
     Setting("weight decay 0.1", "lars", {"momentum": 0.0, "weight_decay": 0.1}, {"momentum": 0.0, "weight_decay": 0.1}),
-    Setting("no bias correction, no decay", "lamb", {"bias_correction": False, "weight_decay": 0.0}, {}),
-    Setting("the same, norms above 10", "lamb", {"bias_correction": False, "weight_decay": 0.0}, {}, size=10.0),
-    Setting("weight decay 0.1", "lamb", {"bias_correction": False, "weight_decay": 0.1}, {"weight_decay": 0.1}),
-    Setting("bias correction", "lamb", {"weight_decay": 0.0}, {"adam_debias": True}),
+    Setting("neither bias correction nor decay", "lamb", _PLAIN, {"adam_debias": True}),
+    Setting("the same, weights of norm above 10", "lamb", _PLAIN, {"adam_debias": True}, size=10.0),
+    Setting("weight decay 0.1", "lamb", _DECAYED, {"adam_debias": True, "weight_decay": 0.1, "weight_decouple": False}),
+    Setting("bias correction", "lamb", {"weight_decay": 0.0}, {}),
 )
 
 
@@ -154,82 +162,92 @@ def resnet50_shapes() -> list[tuple[int, ...]]:
     return [*shapes, (1000, channels), (1000,)]
 
 
-def our_step(model: nn.Module, name: str, keys: dict[str, Any], lr: float) -> Callable[[], None]:
-    optimiser = build_optimiser(OptimSection(name=name, lr=lr, **keys), model, by_dimension(model))
+#: takes the step of the rate it is given
+Step = Callable[[float], None]
+
+
+def our_step(model: nn.Module, name: str, keys: dict[str, Any]) -> Step:
+    section = OptimSection.model_validate({"name": name, "lr": 1.0, **keys})
+    optimiser = build_optimiser(section, model, by_dimension(model))
     divisor = torch.tensor(1.0)
-    return lambda: step(optimiser, divisor)
+    return lambda lr: step(optimiser, divisor, lr)
 
 
-def their_step(model: nn.Module, name: str, keys: dict[str, Any], lr: float) -> Callable[[], None]:
-    params = list(model.parameters())
-    groups = [
-        {"params": [param for param in params if param.dim() > 1]},
-        {"params": [param for param in params if param.dim() <= 1], "weight_decay": 0.0},
-    ]
-    made = getattr(importlib.import_module(PACKAGE), CLASSES[name])([g for g in groups if g["params"]], lr=lr, **keys)
-    return lambda: made.step()
+def their_step(model: nn.Module, name: str, keys: dict[str, Any]) -> Step:
+    weights = [param for param in model.parameters() if param.dim() > 1]
+    others = [param for param in model.parameters() if param.dim() <= 1]
+    groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}] if others else [{"params": weights}]
+    optimiser = getattr(importlib.import_module(PACKAGE), CLASSES[name])(groups, **keys)
+
+    def take(lr: float) -> None:
+        for group in optimiser.param_groups:
+            group["lr"] = lr
+        optimiser.step()
+
+    return take
 
 
-CONTENDERS: tuple[Callable[[nn.Module, str, dict[str, Any], float], Callable[[], None]], ...] = (our_step, their_step)
+CONTENDERS: tuple[Callable[[nn.Module, str, dict[str, Any]], Step], ...] = (our_step, their_step)
 
 
 @dataclass
 class Lane:
-    """An optimiser of both sides at ResNet-50's parameters, and the milliseconds of its steps by round."""
+    """An optimiser of both sides at ResNet-50's parameters; by side and round, milliseconds: (wall, processor)."""
 
     name: str
     keys: dict[str, Any]
-    ours: list[float] = field(default_factory=list)
-    theirs: list[float] = field(default_factory=list)
+    took: tuple[list[tuple[float, float]], list[tuple[float, float]]] = field(default_factory=lambda: ([], []))
 
     def measure(self, num_rounds: int) -> None:
         models = [Bag(resnet50_shapes()) for _ in CONTENDERS]
-        steps = [make(model, self.name, self.keys, 1e-3) for make, model in zip(CONTENDERS, models, strict=True)]
-        grads = [param.detach().clone() for param in models[0].parameters()]
-        for model in models:
-            for param in model.parameters():
-                param.grad = torch.empty_like(param)
+        steps = [make(model, self.name, self.keys) for make, model in zip(CONTENDERS, models, strict=True)]
+        values = [param.detach().clone() for param in models[0].parameters()]
+        grads = [[torch.empty_like(value) for value in values] for _ in CONTENDERS]
+        for model, own in zip(models, grads, strict=True):
+            for param, grad in zip(model.parameters(), own, strict=True):
+                param.grad = grad
         for number in range(-2, num_rounds):  # the first two warm up
             for side in (0, 1) if number % 2 else (1, 0):
-                torch._foreach_copy_([param.grad for param in models[side].parameters()], grads)
-                began = time.perf_counter()
-                steps[side]()
-                took = (time.perf_counter() - began) * 1e3
+                torch._foreach_copy_(grads[side], values)
+                wall, processor = time.perf_counter(), time.process_time()
+                steps[side](1e-3)
+                took = ((time.perf_counter() - wall) * 1e3, (time.process_time() - processor) * 1e3)
                 if number >= 0:
-                    (self.ours, self.theirs)[side].append(took)
+                    self.took[side].append(took)
 
     def row(self) -> str:
+        wall, processor = (
+            [statistics.median(took[clock] for took in self.took[side]) for side in (0, 1)] for clock in (0, 1)
+        )
         # neighbouring rounds share what the machine was doing, so ratios are taken between these
-        ratios = sorted(b / a for a, b in zip(self.ours, self.theirs, strict=True))
+        ratios = sorted(theirs[1] / ours[1] for ours, theirs in zip(*self.took, strict=True))
         return (
-            f"| {self.name} | {statistics.median(self.ours):.1f} | {statistics.median(self.theirs):.1f} | "
+            f"| {self.name} | {wall[0]:.0f}, {processor[0]:.0f} | {wall[1]:.0f}, {processor[1]:.0f} | "
             f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} … {ratios[-1]:.2f}) |"
         )
 
 
 def deviation(
-    make: Callable[[nn.Module, str, dict[str, Any], float], Callable[[], None]],
-    setting: Setting,
-    keys: dict[str, Any],
-    num_updates: int,
+    make: Callable[[nn.Module, str, dict[str, Any]], Step], setting: Setting, keys: dict[str, Any], num_updates: int
 ) -> float:
     """How far the weights are from the formula's after so many updates, as part of how far that has moved them."""
-    lr, rng = 0.1, np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     model = Bag([(16, 8, 3, 3), (40, 30)], torch.float64)
     with torch.no_grad():
         for param in model.parameters():
-            param *= setting.size
+            param.mul_(setting.size)
     formula, num_arrays = PAPERS[setting.optimiser]
     start = [param.detach().numpy().copy() for param in model.parameters()]
     weights = list(start)
     states = [[np.zeros_like(weight)] * num_arrays for weight in weights]
-    update = make(model, setting.optimiser, keys, lr)
+    update = make(model, setting.optimiser, keys)
     for number in range(1, num_updates + 1):
+        lr = 0.1 / 2**number if setting.falling else 0.1
         for i, param in enumerate(model.parameters()):
             grad = rng.standard_normal(param.shape)
             weights[i], states[i] = formula(weights[i], grad, states[i], number, lr=lr, **setting.ours)
             param.grad = torch.from_numpy(grad)
-        update()
+        update(lr)
     return max(
         float(np.linalg.norm(param.detach().numpy() - weight) / np.linalg.norm(weight - before))
         for param, weight, before in zip(model.parameters(), weights, start, strict=True)
@@ -239,9 +257,10 @@ def deviation(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=31)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_memory()  # as in training, for both sides
     try:
         version = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
@@ -266,12 +285,13 @@ def main() -> None:
             "",
             f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
             f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, {PACKAGE} {version}, "
-            f"{options.threads} threads, load {load:.2f} at the start. Medians of {options.rounds} rounds in turns. "
+            f"threads: {options.threads}, load {load:.2f} at the start. Medians of {options.rounds} rounds in turns. "
             "Made by `python -m bench.optimisers`.",
             "",
-            f"One step of {len(shapes)} tensors with {num_values:,} values, as ResNet-50 has; both with weight decay.",
+            f"One step of {len(shapes)} tensors with {num_values:,} values, as ResNet-50 has; both with weight decay. "
+            "Milliseconds on the wall, then of processor time, whose ratio is given.",
             "",
-            f"| optimiser | Podium ms | {PACKAGE} ms | times faster (least … most) |",
+            f"| optimiser | Podium | {PACKAGE} | {PACKAGE} / Podium (least … most) |",
             "|---|---|---|---|",
             *(lane.row() for lane in lanes),
             "",

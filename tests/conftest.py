@@ -12,7 +12,7 @@ import pytest
 TINY = {
     "cnn": [
         "cnn/quick",
-        "workload.data.samples=256",
+        "workload.data.samples=160",
         "workload.data.test_samples=64",
         "batch.micro=8",
         "train.length=2ep",

@@ -109,7 +109,7 @@ def test_a_file_cut_anywhere_but_between_records_is_told(path):
 def test_a_file_cut_after_it_was_indexed_is_told(path):
     file = RecordFile(path)
     os.truncate(path, path.stat().st_size - 3)
-    with pytest.raises(UserError, match="record 3 .*ends inside"):
+    with pytest.raises(UserError, match=r"record 3 .*ends inside"):
         file.read(3)
 
 

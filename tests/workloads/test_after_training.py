@@ -6,8 +6,10 @@ import torch
 from podium import checkpoint
 from podium.run import Run
 from tests.conftest import TINY, assert_user_error
+from tests.processes import podium_here
 
-RECIPE = [*TINY["cnn"], "checkpoint.every=16up", "checkpoint.keep=4", "valid.every=16up", "train.length=64up"]
+RECIPE = [*TINY["cnn"], "checkpoint.every=16up", "checkpoint.keep=4", "valid.every=16up", "train.length=64up",
+          "workload.data.test_samples=48"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +27,8 @@ def rows_of(text: str) -> list[list[str]]:
     return [line.replace("┃", "│").strip("│ \n").split("│") for line in text.splitlines() if "│" in line or "┃" in line]
 
 
-def test_all_checkpoints_are_validated_and_say_what_training_said(run, podium):
-    done = podium("validate", run.path, "--checkpoint", "all")
+def test_all_checkpoints_are_validated_and_say_what_training_said(run):
+    done = podium_here("validate", run.path, "--checkpoint", "all")
     assert done.returncode == 0, done.stderr
     rows = [[cell.strip() for cell in row] for row in rows_of(done.stdout)]
     said = {str(record["update"]): record["valid/loss"] for record in run.records() if "valid/loss" in record}
@@ -36,8 +38,8 @@ def test_all_checkpoints_are_validated_and_say_what_training_said(run, podium):
         assert loss == pytest.approx(said[update], rel=1e-4)
 
 
-def test_the_average_of_checkpoints_is_written_validated_and_usable(run, podium):
-    done = podium("average", run.path, "--last", 3, "--method", "exponential", "--decay", 0.5)
+def test_the_average_of_checkpoints_is_written_validated_and_usable(run):
+    done = podium_here("average", run.path, "--last", 3, "--method", "exponential", "--decay", 0.5)
     assert done.returncode == 0, done.stderr
     assert "exponential of these" in done.stdout
     (path,) = checkpoint.checkpoint_paths(run.average)
@@ -48,16 +50,18 @@ def test_the_average_of_checkpoints_is_written_validated_and_usable(run, podium)
         if tensor.is_floating_point():
             expected = (three[0][name].double() / 2 + three[1][name].double() / 2) / 2 + three[2][name].double() / 2
             torch.testing.assert_close(tensor.double(), expected, rtol=1e-5, atol=1e-6)
-    done = podium("validate", run.path, "--checkpoint", "average")
+    done = podium_here("validate", run.path, "--checkpoint", "average")
     assert done.returncode == 0, done.stderr
-    assert_user_error(podium("average", run.path, "--last", 9), "has 4 checkpoints, not 9")
-    assert_user_error(podium("average", run.path, "--method", "median"), "expected mean or exponential")
+    assert_user_error(podium_here("average", run.path, "--last", 9), "has 4 checkpoints, not 9")
+    assert_user_error(podium_here("average", run.path, "--method", "median"), "expected mean or exponential")
 
 
-def test_a_run_goes_back_to_any_checkpoint_and_comes_to_the_same_end(run, podium):
+def test_a_run_goes_back_to_any_checkpoint_and_comes_to_the_same_end(run):
     weights = run.summary()["weights_sha256"]
-    assert_user_error(podium("resume", run.path, "--checkpoint", 17), "has no checkpoint of update 17 (there are: 16,")
-    done = podium("resume", run.path, "--checkpoint", 32)
+    assert_user_error(
+        podium_here("resume", run.path, "--checkpoint", 17), "has no checkpoint of update 17 (there are: 16,"
+    )
+    done = podium_here("resume", run.path, "--checkpoint", 32)
     assert done.returncode == 0, done.stderr
     assert "after update 32 of 64" in done.stderr
     assert run.summary()["weights_sha256"] == weights

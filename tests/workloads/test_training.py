@@ -214,3 +214,45 @@ print((sizes[599] - sizes[100]) / 2**20)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert float(ended.stdout.split()[-1]) < 8  # MB
+
+
+def test_half_precision_with_an_automatic_scale_and_an_average_resumes_to_the_bit(tmp_path):
+    overrides = ["precision=16.16", "precision.loss_scale=auto", "average=exponential",
+                 "average.every=3up", "schedule.warmup=0", "train.length=20up", "checkpoint.every=5up", "checkpoint.keep=9",
+                 "engine.updates_per_call=1"]  # fmt: skip
+    straight, torn = (trained(TINY["mnist"], tmp_path / name, *overrides) for name in ("straight", "torn"))
+    for path in checkpoint.checkpoint_paths(torn.checkpoints)[2:]:
+        shutil.rmtree(path)
+    torn.write_summary({**torn.summary(), "state": "running"})
+    resumed = resume(torn)
+    ends = [checkpoint.load_latest(run.checkpoints, pytest.fail) for run in (straight, resumed)]
+    assert ends[0].update == ends[1].update == 20
+    assert ends[0].state["loss_scale"] == ends[1].state["loss_scale"]
+    for kind in ("weights", "optimiser", "average"):
+        ours, theirs = (getattr(end, kind) for end in ends)
+        assert ours.keys() == theirs.keys()
+        assert ours
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    records = straight.records()
+    assert "train/loss_scale" in records[-1]
+    assert "valid/average_loss" in records[-1]
+    assert straight.summary()["average"]["weights"] == 6
+    assert losses(resumed) == losses(straight)
+
+
+def test_an_overflow_skips_the_update_and_nothing_else(tmp_path):
+    recipe = load_recipe(TINY["cnn"][0], [*TINY["cnn"][1:], "precision=16.32", "precision.loss_scale=auto"])
+    prepared = prepare(recipe)
+    engine = Engine(
+        prepared.model, prepared.workload, prepared.optimiser, recipe.batch, range(1), 1, precision=recipe.precision
+    )
+    samples = {name: rows[None, None] for name, rows in prepared.workload.example(8).items()}
+    engine.update(0, samples, 0.1)
+    before = checkpoint.weights_sha256(prepared.model)
+    engine.loss_scale.value = 1e38
+    engine.update(1, samples, 0.1)
+    assert engine.loss_scale.num_skipped == 1
+    assert checkpoint.weights_sha256(prepared.model) == before  # running statistics too
+    engine.loss_scale.value = 1024.0
+    engine.update(2, samples, 0.1)
+    assert checkpoint.weights_sha256(prepared.model) != before

@@ -39,7 +39,7 @@ _SPLIT_NAMES: Mapping[Split, tuple[str, ...]] = {
     "valid": ("validation", "val", "valid"),
     "test": ("test",),
 }
-_SUFFIXES = frozenset({".jpeg", ".jpg", ".png"})
+_SUFFIXES = (".jpeg", ".jpg", ".png")
 _BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("ymin", "xmin", "ymax", "xmax"))
 #: shards kept open, and shards whose records are looked for at the same time (each waits for its disk)
 _MAX_OPEN, _MAX_INDEXING = 256, 16
@@ -143,8 +143,8 @@ class ImageSource:
                 labels[row] = encoded[row].label
                 sizes[row] = image_size(encoded[row].data)
             windows = self._windows(encoded, sizes, places)
-            for row, sample in enumerate(samples.tolist()):
-                images[row] = decode_crop(encoded[row].data, *windows[row], self._size)
+            for row, (sample, window) in enumerate(zip(samples.tolist(), windows, strict=True)):  # noqa: B007
+                images[row] = decode_crop(encoded[row].data, *window, self._size)
         except ImageError as error:
             raise UserError(f"{self._store.name(sample)} cannot be decoded: {error}.") from None
 
@@ -339,7 +339,7 @@ class _Files:
         for name in classes:
             files = sorted(_files(place / name))
             if not files:
-                raise UserError(f"There are no images ({', '.join(sorted(_SUFFIXES))}) in {place / name}.")
+                raise UserError(f"There are no images ({', '.join(_SUFFIXES)}) in {place / name}.")
             self._names += files
             self._labels += [numbers[name]] * len(files)
         self._folders = {numbers[name]: name for name in classes}
@@ -384,7 +384,7 @@ def _files(place: Path) -> Iterator[str]:
     try:
         with os.scandir(place) as entries:
             for entry in entries:
-                if os.path.splitext(entry.name)[1].lower() in _SUFFIXES and not entry.name.startswith("."):
+                if entry.name.lower().endswith(_SUFFIXES) and not entry.name.startswith("."):
                     yield entry.name
     except OSError as error:
         raise UserError(f"{place} cannot be read: {system_reason(error)}.") from None

@@ -206,7 +206,7 @@ def parse_example(data: bytes) -> dict[str, Values]:
 
 
 def build_example(features: Mapping[str, Values]) -> bytes:
-    """An `Example` as bytes, the same for the same features; each is a sequence of bytes, of whole or of real numbers."""
+    """An `Example` as bytes, the same for the same features, each a sequence of bytes, of whole or of real numbers."""
     example = _Example()
     for name, values in features.items():
         first = next(iter(values), None)
@@ -220,15 +220,13 @@ def _example_type() -> Any:
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="podium/example.proto", package="tensorflow", syntax="proto3")
 
-    lists = {"BytesList": field.TYPE_BYTES, "FloatList": field.TYPE_FLOAT, "Int64List": field.TYPE_INT64}
-    for name, kind in lists.items():
-        file.message_type.add(name=name).field.add(name="value", number=1, label=field.LABEL_REPEATED, type=kind)
-
     feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
-    for number, (name, kind) in enumerate([("bytes_list", "BytesList"), ("float_list", "FloatList"),
-                                           ("int64_list", "Int64List")], start=1):  # fmt: skip
-        _add_message(feature, name, number, kind).oneof_index = 0
+    lists = [("bytes", field.TYPE_BYTES), ("float", field.TYPE_FLOAT), ("int64", field.TYPE_INT64)]
+    for number, (name, kind) in enumerate(lists, start=1):
+        values = file.message_type.add(name=f"{name.title()}List")
+        values.field.add(name="value", number=1, label=field.LABEL_REPEATED, type=kind)
+        _add_message(feature, f"{name}_list", number, values.name).oneof_index = 0
 
     features = file.message_type.add(name="Features")
     entry = features.nested_type.add(name="FeatureEntry")

@@ -115,7 +115,9 @@ class SpanBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         if not self.training:
-            return super().forward(input)
+            kind = self.running_mean.dtype  # half-precision weights keep their statistics in single precision
+            weight, bias = self.weight.to(kind), self.bias.to(kind)
+            return F.batch_norm(input, self.running_mean, self.running_var, weight, bias, False, 0.0, self.eps)
         span = _current.get()
         assert span is not None, (
             f"batch norm over a span of {self.span} replicas trains inside the engine's lockstep only: "

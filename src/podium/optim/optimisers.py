@@ -366,7 +366,7 @@ def _lars(
     trust = eeta · ‖param‖ / (‖gradient‖ + weight_decay · ‖param‖ + eps) for each tensor (You, Gitman, Ginsburg 2017).
     """
     grads = _aligned(params, grads)
-    scale = scale.to(_wide(params))
+    scale = scale.to(params[0].dtype)
     if group["adapt"]:
         weight_decay = group["weight_decay"]
         of_params, of_grads = _norms(params), _norms(grads) / scale
@@ -412,13 +412,9 @@ def _lamb(
     torch._foreach_addcmul_(params, updates, factors.unbind())
 
 
-def _wide(tensors: Tensors) -> torch.dtype:
-    return torch.promote_types(tensors[0].dtype, torch.float32)
-
-
 def _norms(tensors: Tensors) -> Tensor:
     """The norm of each tensor, (tensors,), on their device."""
-    return torch.stack(torch._foreach_norm(tensors, 2, _wide(tensors)))
+    return torch.stack(torch._foreach_norm(tensors))
 
 
 def _or_one(ratios: Tensor, *norms: Tensor) -> Tensor:

@@ -1,0 +1,115 @@
+"""The table of CIFAR-sized images in `bench.input`: files of CIFAR's form, cut out of a border, mirrored, normalised.
+
+The DataLoader does it as most scripts do: images in memory, one by one through Pillow in its workers. Podium gathers
+blocks of bytes ahead of time and varies whole micro-batches where they are used.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from podium.batch import BatchSection
+from podium.data.feed import Feed, samples_per_block, train_blocks
+from podium.workloads.cnn import cifar, shapes
+from podium.workloads.cnn.model import CnnModel
+from podium.workloads.cnn.workload import CnnData, Workload
+
+_BATCH, _BORDER = 128, 4
+_MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def write_cifar(folder: Path, per_file: int) -> None:
+    """Rendered shapes in the files of CIFAR-10."""
+    folder.mkdir()
+    for number, name in enumerate(cifar.file_names("cifar10")):
+        images, labels = shapes.render(np.arange(number * per_file, (number + 1) * per_file), 0)
+        planes = images.transpose(0, 3, 1, 2).reshape(per_file, -1)
+        np.concatenate([labels[:, None].astype(np.uint8), planes], axis=1).tofile(folder / name)
+
+
+class PillowImages(Dataset):
+    def __init__(self, folder: Path) -> None:
+        self.images, self.labels = cifar.load(folder, "cifar10", "train")
+        self.mean, self.std = torch.tensor(_MEAN).view(3, 1, 1), torch.tensor(_STD).view(3, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = ImageOps.expand(Image.fromarray(self.images[index]), _BORDER)
+        left, top = random.randint(0, 2 * _BORDER), random.randint(0, 2 * _BORDER)
+        image = image.crop((left, top, left + cifar.SIZE, top + cifar.SIZE))
+        if random.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
+        return pixels.sub_(self.mean).div_(self.std), int(self.labels[index])
+
+
+def _feed_round(workload: Workload) -> float:
+    source = workload.source("train")
+    batch = BatchSection(micro=_BATCH)
+    size = samples_per_block(source, _BATCH, 50)
+    num_updates = len(source) // _BATCH
+    blocks = train_blocks(
+        seed=1, num_samples=len(source), batch=batch, replicas=range(1), first_update=0, last_update=num_updates,
+        updates_per_block=size // _BATCH,
+    )  # fmt: skip
+    began = time.perf_counter()
+    count = 0
+    with Feed(source, blocks, size) as feed:
+        for block in feed:
+            for first in range(0, len(block.samples), _BATCH):
+                image, label = (block.rows[name][first : first + _BATCH] for name in ("image", "label"))
+                count += len(workload._images.varied(image, label).image)
+    assert count == num_updates * _BATCH
+    return (time.perf_counter() - began) * len(source) / count
+
+
+def small_images_table(folder: Path, rounds: int, threads: int) -> list[str]:
+    """CIFAR's files, Podium against the DataLoader."""
+    per_file = 8000
+    write_cifar(folder / "cifar", per_file)
+    workload = Workload(CnnModel(size=20), CnnData(source="files", path=folder / "cifar"))
+    count = len(workload.source("train"))
+    loader: DataLoader = DataLoader(
+        PillowImages(folder / "cifar"), _BATCH, shuffle=True, num_workers=threads, persistent_workers=True
+    )
+
+    def loader_round() -> float:
+        began = time.perf_counter()
+        assert sum(len(labels) for _, labels in loader) == count
+        return time.perf_counter() - began
+
+    sides: dict[str, Callable[[], float]] = {
+        "DataLoader, Pillow": loader_round,
+        "Podium": lambda: _feed_round(workload),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name, run in sides.items():
+            took = run()
+            if number:
+                seconds[name].append(took)
+            print(f"{name}: {count / took:,.0f} images/s", flush=True)
+    base, *_ = seconds.values()
+    lines = [
+        f"{count:,} images of CIFAR's size, in its files; batches of {_BATCH}. Podium: one thread beside the training "
+        f"gathers, one varies the images; DataLoader: {threads} worker processes.",
+        "",
+        "| input | images/s | least … most | against the DataLoader |",
+        "|---|---|---|---|",
+    ]
+    for name, values in seconds.items():
+        rates = [count / value for value in values]
+        ratio = statistics.median(b / a for a, b in zip(values, base, strict=True))
+        spread = f"{min(rates):,.0f} … {max(rates):,.0f}"
+        lines.append(f"| {name} | {statistics.median(rates):,.0f} | {spread} | {ratio:.1f} |")
+    return lines
