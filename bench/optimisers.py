@@ -301,6 +301,10 @@ def main() -> None:
             "|---|---|---|---|",
             *agreement,
             "",
+            f"In {PACKAGE} 4.1, LARS keeps the rate out of the momentum: a new rate also multiplies old gradients. "
+            "Lamb takes norms of weights above 10 for 10, and corrects for bias after the trust ratio, which makes the "
+            "first step ten times as long (beta 0.9); done before it, as in the paper, the ratio cancels most of it.",
+            "",
         ]
     )
     print(text)

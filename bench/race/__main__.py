@@ -3,6 +3,7 @@
     make race                                   all of it: half an hour on an idle machine; writes bench/results/race.md
     python -m bench.race --quick                to see that it works, not to measure
     python -m bench.race --lanes mnist-8 --contenders podium pytorch --rounds 3
+    python -m bench.race --lanes mnist-8 --merge        this lane anew, the others as they are in the page
 
 Podium          `podium train` as installed, on the wall clock: feed, metric records, TensorBoard, and a checkpoint in
                 every stretch, which in a real training comes once in minutes.
@@ -30,7 +31,7 @@ from bench.race.heat import Heat
 from bench.race.lane import build_workload
 from bench.race.lanes import LANES
 from bench.race.machine import flops_per_sample, sgemm_peak
-from bench.race.page import LaneResult, load_average, page, show_table
+from bench.race.page import LaneResult, load_average, merged, page, show_table
 from bench.race.process import run_heat
 
 RESULTS = Path(__file__).parents[1] / "results" / "race.md"
@@ -52,6 +53,8 @@ def main() -> None:
             results.append(race(name, options.contenders, options.rounds, options.seconds, Path(folder)))
         peaks.append(sgemm_peak())
     text = page(results, max(peaks), options.rounds, options.seconds, load)
+    if options.merge:
+        text = merged(RESULTS.read_text(encoding="utf-8"), text)
     print(f"\n{text}")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -113,11 +116,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help=f"file for the table [default: {RESULTS.name} in bench/results after a whole race]"
     )
+    parser.add_argument("--merge", action="store_true", help="put the lanes into the page of the last whole race")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.seconds = 2, 1.0
     whole = set(options.lanes) == set(LANES) and set(options.contenders) == set(CONTENDERS)
-    if whole and options.rounds >= MIN_ROUNDS and options.out is None:
+    if (whole or options.merge) and options.rounds >= MIN_ROUNDS and options.out is None:
         options.out = RESULTS
     missing = {CONTENDERS[name].package for name in options.contenders}
     missing = {package for package in missing if importlib.util.find_spec(package) is None}

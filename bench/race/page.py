@@ -122,6 +122,29 @@ def page(results: Sequence[LaneResult], peak: float, num_rounds: int, seconds: f
     )
 
 
+def merged(earlier: str, page: str) -> str:
+    """A page of some lanes with the other lanes of an earlier page, and when those were raced."""
+    titles = {_title(row) for row in _rows(page)}
+    kept = [row for row in _rows(earlier) if _title(row) not in titles]
+    if not kept:
+        return page
+    lanes = ", ".join(dict.fromkeys(map(_title, kept)))
+    before = [line for line in earlier.splitlines() if line.startswith(_EARLIER)]
+    return "\n".join([page.rstrip("\n"), *kept, "", f"{_EARLIER} {lanes}: {earlier.splitlines()[2]}", *before, ""])
+
+
+_EARLIER = "Raced before:"
+
+
+def _rows(page: str) -> list[str]:
+    """Without the two that head the table."""
+    return [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| lane |")]
+
+
+def _title(row: str) -> str:
+    return row.split(" | ")[0].removeprefix("| ")
+
+
 def show_table(readme: str, page: str) -> str:
     """A README whose part between the markers is the table of a race's page."""
     before, rest = readme.split(_TABLE_BEGINS)

@@ -87,6 +87,28 @@ def test_crops_of_other_kinds_of_jpeg_equal_those_of_a_whole_decode(options):
         assert np.array_equal(decode_crop(data, top, 11, 30, 30, 30), full[top : top + 30, 11:41])
 
 
+def one_scan_per_channel(image: np.ndarray) -> bytes:
+    """A sequential JPEG whose channels follow one another, put together from three grey ones."""
+    channels = [encoded(np.repeat(image[..., i : i + 1], 3, axis=-1), "gray") for i in range(3)]
+    frame, scan = channels[0].index(b"\xff\xc0"), channels[0].index(b"\xff\xda")
+    after = frame + 2 + int.from_bytes(channels[0][frame + 2 : frame + 4], "big")
+    parts = b"".join(bytes([1 + i, 0x11, 0]) for i in range(3))
+    header = b"\xff\xc0\x00\x11" + channels[0][frame + 4 : frame + 9] + b"\x03" + parts
+    scans = b""
+    for i, channel in enumerate(channels):
+        start = channel.index(b"\xff\xda")
+        scans += b"\xff\xda\x00\x08\x01" + bytes([1 + i, 0, 0, 63, 0]) + channel[start + 10 : -2]
+    return channels[0][:frame] + header + channels[0][after:scan] + scans + b"\xff\xd9"
+
+
+def test_crops_of_a_jpeg_with_one_scan_per_channel_equal_those_of_a_whole_decode(decoded_sizes):
+    data = one_scan_per_channel(photo(150, 200))
+    full = whole(data)
+    for top in (0, 40, 101):
+        assert np.array_equal(decode_crop(data, top, 11, 30, 30, 30), full[top : top + 30, 11:41])
+    assert decoded_sizes == [(150, 200), (32, 200), (72, 200), (136, 200)]
+
+
 def test_rows_below_a_crop_are_not_decoded(decoded_sizes):
     data = encoded(photo(400, 300))
     decode_crop(data, 0, 0, 60, 60, 60)

@@ -194,6 +194,18 @@ def test_a_gradient_that_is_not_finite_is_not_hidden_by_the_trust_ratio(name):
 
 
 @pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("decay_all", [True, False])
+def test_the_trust_ratio_makes_no_host_wait_for_a_value(name, decay_all, monkeypatch):
+    """On a device whose tensors have no values, so that asking for one is an error."""
+    monkeypatch.setattr(torch, "_fused_sgd_", lambda *args, **keys: None)  # torch has none for this device
+    model = small_model().to("meta")
+    ours = optimiser_of(model, name, weight_decay=0.1, decay_all=decay_all)
+    for param in model.parameters():
+        param.grad = torch.empty_like(param)
+    step(ours, torch.empty((), device="meta"))
+
+
+@pytest.mark.parametrize("name", PAPERS)
 def test_half_precision_steps_are_near_those_of_single_precision(name):
     models = [small_model(torch.float32).bfloat16(), small_model(torch.float32).bfloat16().float()]
     before = weights(models[1])

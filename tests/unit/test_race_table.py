@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bench.race.page import show_table
+from bench.race.page import merged, show_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,3 +18,20 @@ def test_a_table_replaces_the_one_before():
     shown = "before\n<!-- the race -->\n| a | b |\n|---|---|\n| 1 | 2 |\n<!-- end of the race -->\nafter\n"
     assert show_table(readme, page) == shown
     assert show_table(shown, page) == shown
+
+
+def test_one_lane_anew_leaves_the_others():
+    head = "| lane | contender | rate |\n|---|---|---|\n"
+    earlier = f"# The race\n\nlast week, a machine\n\n{head}| a | **Podium** | 1 |\n| a | other | 2 |\n| b | **Podium** | 3 |\n"
+    page = f"# The race\n\ntoday\n\n{head}| b | **Podium** | 4 |\n"
+    text = merged(earlier, page)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert rows == [
+        "| lane | contender | rate |",
+        "| b | **Podium** | 4 |",
+        "| a | **Podium** | 1 |",
+        "| a | other | 2 |",
+    ]
+    assert "today" in text
+    assert "Raced before: a: last week, a machine" in text
+    assert merged(text, earlier.replace("last week", "tomorrow")).count("Raced before") == 0

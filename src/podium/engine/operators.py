@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from podium.engine.conv_pool import ConvPool, window_of
+from podium.engine.norm_relu import NormRelu, fits
+from podium.layers.residual import ResidualBlock
 
 Layout = Literal["default", "channels_last"]
 #: A weight gradient as one matrix product wants the k · c inputs of every position side by side in memory; within these
@@ -179,20 +181,25 @@ class _MaxPool1d(nn.MaxPool1d):
 
 
 class _Sequential(nn.Sequential):
-    """Runs a convolution, its pool and a ReLU that follow one another as one operator, where it can."""
+    """Runs modules that follow one another as one operator, where it can: a convolution, its pool and a ReLU; a batch
+    norm and a ReLU."""
 
     _planned: tuple[nn.Module, ...] = ()
-    _steps: "list[nn.Module | _Block]"
+    _steps: "list[_Step]"
 
     def forward(self, input: Tensor) -> Tensor:
         if _leave_to_torch(input):
             return super().forward(input)
+        for step in self.steps():
+            input = step(input)
+        return input
+
+    def steps(self) -> "list[_Step]":
+        """The modules in order, or what does for some of them."""
         modules = tuple(self._modules.values())
         if modules != self._planned:
             self._planned, self._steps = modules, _steps(modules)
-        for step in self._steps:
-            input = step(input)
-        return input
+        return self._steps
 
 
 class _Block:
@@ -222,15 +229,60 @@ class _Block:
         return result
 
 
-def _steps(modules: Sequence[nn.Module]) -> "list[nn.Module | _Block]":
+class _NormThenRelu:
+    """A batch norm and a ReLU."""
+
+    num_modules = 2
+
+    def __init__(self, norm: nn.BatchNorm2d, relu: nn.ReLU) -> None:
+        self._norm, self._relu = norm, relu
+
+    def __call__(self, input: Tensor) -> Tensor:
+        if _has_hooks(self._norm) or _has_hooks(self._relu) or not fits(self._norm, input):
+            return self._relu(self._norm(input))
+        norm = self._norm
+        result: Tensor = NormRelu.apply(_channels_last(input), norm.weight, norm.bias, None, norm)
+        return result
+
+
+class _ResidualBlock(ResidualBlock):
+    """Runs the last batch norm of the branch, the sum and the ReLU as one operator, where it can."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch, norm = self.branch, self.branch[-1]
+        if _leave_to_torch(x) or not isinstance(branch, _Sequential) or _has_hooks(branch) or _has_hooks(norm):
+            return super().forward(x)
+        *steps, last = branch.steps()
+        if last is not norm or not isinstance(norm, nn.BatchNorm2d):
+            return super().forward(x)
+        before = x
+        for step in steps:
+            before = step(before)
+        if not fits(norm, before):
+            return F.relu(norm(before) + self.shortcut(x), inplace=True)
+        added = _channels_last(self.shortcut(x))
+        result: Tensor = NormRelu.apply(_channels_last(before), norm.weight, norm.bias, added, norm)
+        return result
+
+
+def _steps(modules: Sequence[nn.Module]) -> "list[_Step]":
     """The modules in order, blocks put together."""
-    steps: list[nn.Module | _Block] = []
+    steps: list[_Step] = []
     at = 0
     while at < len(modules):
-        block = _block(modules[at : at + 3])
+        block = _block(modules[at : at + 3]) or _normed(modules[at : at + 2])
         steps.append(block or modules[at])
         at += block.num_modules if block else 1
     return steps
+
+
+def _normed(modules: Sequence[nn.Module]) -> _NormThenRelu | None:
+    if len(modules) == 2 and type(modules[0]) is nn.BatchNorm2d and type(modules[1]) is nn.ReLU:
+        return _NormThenRelu(modules[0], modules[1])
+    return None
+
+
+_Step = nn.Module | _Block | _NormThenRelu
 
 
 def _block(modules: Sequence[nn.Module]) -> _Block | None:
@@ -272,4 +324,5 @@ _FASTER: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: _Conv2d,
     nn.MaxPool1d: _MaxPool1d,
     nn.Sequential: _Sequential,
+    ResidualBlock: _ResidualBlock,
 }

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from podium.layers.norm import NormSection, build_norm
+from podium.layers.residual import ResidualBlock
 from podium.workloads.cnn.model import CnnModel, Network
 
 #: blocks in each stage, and whether they are bottlenecks
@@ -116,18 +117,6 @@ def classifier(channels: int, num_classes: int, dropout: float) -> nn.Sequential
     if dropout:
         layers.append(nn.Dropout(dropout))
     return nn.Sequential(*layers, nn.Linear(channels, num_classes))
-
-
-class ResidualBlock(nn.Module):
-    """relu(branch + shortcut)"""
-
-    def __init__(self, branch: nn.Sequential, shortcut: nn.Module) -> None:
-        super().__init__()
-        self.branch = branch
-        self.shortcut = shortcut
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.branch(x) + self.shortcut(x), inplace=True)
 
 
 class PaddedShortcut(nn.Module):
