@@ -218,8 +218,8 @@ print((sizes[599] - sizes[100]) / 2**20)
 
 def test_half_precision_with_an_automatic_scale_and_an_average_resumes_to_the_bit(tmp_path):
     overrides = ["precision=16.16", "precision.loss_scale=auto", "average=exponential",
-                 "average.every=3up", "schedule.warmup=0", "train.length=20up", "checkpoint.every=5up", "checkpoint.keep=9",
-                 "engine.updates_per_call=1"]  # fmt: skip
+                 "average.every=3up", "schedule.warmup=0", "train.length=20up", "checkpoint.every=5up",
+                 "checkpoint.keep=9", "engine.updates_per_call=1"]  # fmt: skip
     straight, torn = (trained(TINY["mnist"], tmp_path / name, *overrides) for name in ("straight", "torn"))
     for path in checkpoint.checkpoint_paths(torn.checkpoints)[2:]:
         shutil.rmtree(path)
