@@ -79,7 +79,7 @@ class Workload:
 
     ModelSection: ClassVar[type[Section]] = CnnModel
     DataSection: ClassVar[type[Section]] = CnnData
-    target = Target("valid/accuracy", 0.95, best="max")
+    target = Target("valid/accuracy", 0.93, best="max")
 
     def __init__(self, model: CnnModel, data: CnnData) -> None:
         self._model, self._data = model, data
