@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from podium.engine import operators
+from podium.layers.residual import ResidualBlock
 from podium.prepare import prepare
 from podium.recipe import load_recipe
 from podium.topology import usable_cores
@@ -31,6 +32,7 @@ CASES = {
     "mnist, micro-batch 8": ("mnist", "batch.micro=8"),
     "mnist, micro-batch 64": ("mnist", "batch.micro=64"),
     "neuron/full, micro-batch 192": ("neuron/full", "workload.data.samples=1920"),
+    "ResNet-20, micro-batch 128": ("cnn/quick", "workload.model.size=20", "batch.micro=128"),
 }
 PLAIN = ("workload.data.source=generated", "schedule.warmup=0", "engine.tune=off")
 AS_INSTALLED = "as installed"
@@ -43,7 +45,7 @@ def _keep_glibc() -> None:
 
 
 def _run_blocks_module_by_module() -> None:
-    del operators._FASTER[nn.Sequential]
+    del operators._FASTER[nn.Sequential], operators._FASTER[ResidualBlock]
 
 
 def _use_workers_elsewhere() -> None:
@@ -65,7 +67,7 @@ WITHOUT: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
     AS_INSTALLED: ((), lambda: None),
     "channels-last convolutions (engine.layout)": (("engine.layout=default",), lambda: None),
     "memory kept by the process": ((), _keep_glibc),
-    "convolution, pool and ReLU as one": ((), _run_blocks_module_by_module),
+    "modules as one operator (convolution and pool, batch norm and ReLU)": ((), _run_blocks_module_by_module),
     "threads beside the training that start no workers": ((), _use_workers_elsewhere),
     "no more threads than a micro-batch is worth": ((f"engine.threads={len(usable_cores())}",), lambda: None),
     "samples ahead of time (engine.prefetch)": (("engine.prefetch=0",), lambda: None),

@@ -50,8 +50,6 @@ Milliseconds of one core per photograph, least of twelve rounds: whole decode 1.
 - Resizing was 0.30 ms until torch was given a batch dimension before the channels were moved last: otherwise it lays \
 the result out with the channels first, and numpy puts them last again.
 - A unit of 16 rows more below the window, where two rows will do, cost 3 %.
-- Equal parts for the threads left them waiting for one another at the end of each batch; parts that become smaller \
-do not.
 - No gain: decoding into a buffer that is used again (`buffer=`); holding records in memory instead of reading them \
 from the system's cache.
 - Little gain, not used: coarser chroma (`fastupsample`, 3 to 6 %) and with it a coarser DCT (`fastdct`, 3 % more), as \

@@ -319,3 +319,50 @@ def test_every_shipped_recipe_trains_an_update_of_its_network_on_generated_image
         engine = build_engine(prepared)
         engine.update(0, samples, 1e-3)
         assert np.isfinite(engine.collect().means()["loss"])
+
+
+# --- JPEG files -------------------------------------------------------------------------------------------------------
+
+
+def write_photographs(folder, num=24):
+    """The same images as folders of files and as TFRecord shards."""
+    import io
+
+    from PIL import Image
+
+    from podium.data.records import build_example, write_records
+
+    rng = np.random.default_rng(0)
+    for split, shard in (("train", "train"), ("val", "validation")):
+        records = []
+        for number in range(num):
+            pixels = rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)
+            file = io.BytesIO()
+            Image.fromarray(pixels).resize((120, 90)).save(file, "JPEG", quality=90)
+            place = folder / "folders" / split / f"n{number * 3 // num}" / f"{number:03}.JPEG"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(file.getvalue())
+            label = [number * 3 // num + 1]
+            records.append(build_example({"image/encoded": [file.getvalue()], "image/class/label": label}))
+        (folder / "shards").mkdir(exist_ok=True)
+        write_records(folder / "shards" / f"{shard}-00000-of-00001", records)
+
+
+@pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+def test_imagenets_shards_and_folders_train_to_the_same_weights(tmp_path, monkeypatch, cache):
+    from podium.train import train
+
+    monkeypatch.setenv("PODIUM_CACHE", str(tmp_path / "cache"))
+    write_photographs(tmp_path)
+    weights = set()
+    for name, threads in (("folders", 1), ("shards", 2)):
+        overrides = [
+            f"workload.data.path={tmp_path / name}", "workload.data.source=files", "workload.data.image_size=32",
+            "workload.model.size=8", "workload.model.num_classes=3", "batch.micro=4", "train.length=2ep",
+            "schedule.warmup=0", "valid.micro=8", "engine.threads=1", "log.tensorboard=false", "log.report=false",
+            f"workload.data.decode_threads={threads}", f"workload.data.cache={cache}",
+        ]  # fmt: skip
+        run = train(load_recipe("cnn/quick", overrides), tmp_path / f"run-{name}")
+        weights.add(run.summary()["weights_sha256"])
+        assert run.summary()["valid"]["last"]["accuracy"] > 0
+    assert len(weights) == 1

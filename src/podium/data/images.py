@@ -135,18 +135,17 @@ class ImageSource:
         labels: NDArray[np.int64],
         places: NDArray[np.int64] | None,
     ) -> None:
-        sample = -1
         encoded, sizes = [], np.empty((len(samples), 2), np.int64)
+        row = 0
         try:
             for row, sample in enumerate(samples.tolist()):
                 encoded.append(self._store.parse(sample, self._fetch(sample)))
                 labels[row] = encoded[row].label
                 sizes[row] = image_size(encoded[row].data)
-            windows = self._windows(encoded, sizes, places)
-            for row, (sample, window) in enumerate(zip(samples.tolist(), windows, strict=True)):  # noqa: B007
+            for row, window in enumerate(self._windows(encoded, sizes, places)):
                 images[row] = decode_crop(encoded[row].data, *window, self._size)
         except ImageError as error:
-            raise UserError(f"{self._store.name(sample)} cannot be decoded: {error}.") from None
+            raise UserError(f"{self._store.name(int(samples[row]))} cannot be decoded: {error}.") from None
 
     def _windows(
         self, encoded: list[Encoded], sizes: NDArray[np.int64], places: NDArray[np.int64] | None

@@ -244,7 +244,7 @@ class Workload:
         build = images.tfrecord_source if self._format == "tfrecord" else images.folder_source
         return build(
             self._folder(),
-            part,
+            "train" if part == "train" else "valid",  # ImageNet's test set has no labels
             self._size,
             resize=data.resize or self._size * 8 // 7,
             num_classes=num_classes,
