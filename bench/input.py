@@ -3,10 +3,11 @@
     python -m bench.input                a few minutes; prints tables and writes bench/results/input.md
 
 Photographs are made for it: noise with the spectrum of natural images, about 500 × 375 pixels, as JPEGs of quality 90,
-as files and as TFRecord shards. Both sides take a random window of every image, resize it to 224 × 224 (bilinear,
-antialiased), flip half of them, and hand over normalised float32; both use as many threads or worker processes. The
-DataLoader does all of it in its workers, Podium flips and normalises whole batches where they are used, as its
-workloads do. Rounds alternate; every round is all images once, in a random order.
+as files and as TFRecord shards; once with as many bytes as ImageNet's images have in the mean, once with as many as
+photographs of this size usually take at this quality. Both sides take a random window of every image, resize it to
+224 × 224 (bilinear, antialiased), flip half of them, and hand over normalised float32; both use as many threads or
+worker processes. The DataLoader does all of it in its workers, Podium flips and normalises whole batches where they are
+used, as its workloads do. Rounds alternate; every round is all images once, in a random order.
 """
 
 import argparse
@@ -40,20 +41,23 @@ from podium.data.records import build_example, write_records
 RESULTS = Path(__file__).parent / "results" / "input.md"
 SIZE, BATCH = 224, 64
 SHAPES = [(375, 500), (375, 500), (500, 375), (333, 500), (400, 500), (500, 333)]
+#: amplitudes fall with this power of the frequency: 117 and 65 kB per photograph
+STEEPNESSES = (1.0, 1.35)
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 NOTES = """## What was tried
 
-Milliseconds of one core per photograph, least of twelve rounds: whole decode 1.33, of which Huffman decoding alone \
-(decoded at 1/8) is 0.94; without the rows below the window 1.18; resizing 0.19; all of it 1.48. Pillow takes 2.47.
+Milliseconds of one core per photograph of 117 kB, least of twelve rounds: whole decode 1.33, of which Huffman \
+decoding alone (decoded at 1/8) is 0.94; without the rows below the window 1.18; resizing 0.19; all of it 1.48. Pillow takes 2.47.
 
 - Resizing was 0.30 ms until torch was given a batch dimension before the channels were moved last: otherwise it lays \
 the result out with the channels first, and numpy puts them last again.
+- Parts of 8 images for each thread, instead of parts that become smaller towards the end of a batch, cost 6 %.
 - A unit of 16 rows more below the window, where two rows will do, cost 3 %.
 - No gain: decoding into a buffer that is used again (`buffer=`); holding records in memory instead of reading them \
 from the system's cache.
-- Little gain, not used: coarser chroma (`fastupsample`, 3 to 6 %) and with it a coarser DCT (`fastdct`, 3 % more), as \
-both change pixels.
+- Little gain, not used: coarser chroma (`fastupsample`) and a coarser DCT (`fastdct`): 3 to 9 % of the decoding \
+alone, nothing to be seen with two threads, and both change pixels.
 - Not to be had: leaving out what is above or beside the window. Huffman codes must be read up to the window, and they \
 are most of the work.
 """
@@ -62,10 +66,9 @@ are most of the work.
 # --------------------------------------------------------------------------------------------- the images
 
 
-def photographs(count: int) -> Iterator[bytes]:
-    """JPEGs of about 110 kB, as ImageNet's are in the mean."""
+def photographs(count: int, steepness: float) -> Iterator[bytes]:
     rng = np.random.default_rng(0)
-    scenes = [_scene(rng, 768) for _ in range(12)]
+    scenes = [_scene(rng, 768, steepness) for _ in range(12)]
     for number in range(count):
         height, width = SHAPES[number % len(SHAPES)]
         scene = scenes[rng.integers(len(scenes))]
@@ -76,24 +79,24 @@ def photographs(count: int) -> Iterator[bytes]:
         yield file.getvalue()
 
 
-def _scene(rng: np.random.Generator, side: int) -> NDArray[np.uint8]:
+def _scene(rng: np.random.Generator, side: int, steepness: float) -> NDArray[np.uint8]:
     """Noise whose amplitude falls with the frequency, mostly in brightness, a little in colour."""
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
     frequency[0, 0] = 1.0
     planes = []
     for strength in (50.0, 18.0, 18.0):
         spectrum = rng.normal(size=frequency.shape) + 1j * rng.normal(size=frequency.shape)
-        plane = np.fft.irfft2(spectrum / frequency**1.0, (side, side))
+        plane = np.fft.irfft2(spectrum / frequency**steepness, (side, side))
         planes.append(plane / plane.std() * strength)
     bright, red, blue = planes
     image = np.stack([bright + red, bright - (red + blue) / 2, bright + blue], axis=-1) + 118
     return np.clip(image, 0, 255).astype(np.uint8)
 
 
-def write_images(folder: Path, count: int) -> float:
+def write_images(folder: Path, count: int, steepness: float) -> float:
     """Makes the images as files and as shards; mean size in bytes."""
     records, total = [], 0
-    for number, data in enumerate(photographs(count)):
+    for number, data in enumerate(photographs(count, steepness)):
         label = number % 10
         path = folder / "files" / "train" / f"n{label:08}" / f"{number:06}.JPEG"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,9 +197,9 @@ def cpu_seconds() -> float:
     return sum(sum(process.cpu_times()[:2]) for process in (here, *here.children(recursive=True)))
 
 
-def photographs_table(folder: Path, count: int, rounds: int, threads: int) -> list[str]:
+def photographs_table(folder: Path, count: int, steepness: float, rounds: int, threads: int) -> list[str]:
     """Files and shards of photographs, Podium against the DataLoader."""
-    mean_bytes = write_images(folder, count)
+    mean_bytes = write_images(folder, count, steepness)
     loader: DataLoader = DataLoader(
         PillowImages(folder), BATCH, shuffle=True, num_workers=threads, persistent_workers=True, prefetch_factor=4
     )
@@ -247,7 +250,10 @@ def main() -> None:
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="podium-input-") as name:
-        photos = photographs_table(Path(name), options.images, options.rounds, options.threads)
+        photos = []
+        for steepness in STEEPNESSES:
+            folder = Path(name) / str(steepness)
+            photos += [*photographs_table(folder, options.images, steepness, options.rounds, options.threads), ""]
         small = small_images_table(Path(name), options.rounds, options.threads)
     text = "\n".join(
         [
@@ -258,7 +264,6 @@ def main() -> None:
             f"medians of {options.rounds} rounds in turns. Made by `python -m bench.input`.",
             "",
             *photos,
-            "",
             *([*small, ""] if small else []),
             NOTES,
         ]

@@ -12,6 +12,8 @@ import pytest
 TINY = {
     "cnn": [
         "cnn/quick",
+        "workload.data.source=generated",
+        "workload.data.image_size=16",
         "workload.data.samples=160",
         "workload.data.test_samples=64",
         "batch.micro=8",

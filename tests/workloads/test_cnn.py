@@ -55,6 +55,7 @@ def test_networks_for_cifar_have_as_many_layers_as_their_name_says(size):
     assert len(layers) == size  # shortcuts have none
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "kind", "depths"), [(18, "basic", [2, 2, 2, 2]), (50, "bottleneck", [3, 4, 6, 3])])
 def test_resnet_gives_what_the_one_of_hugging_face_gives_with_the_same_weights(size, kind, depths):
     transformers = pytest.importorskip("transformers", reason="in the test extra")
@@ -84,7 +85,15 @@ def test_resnet_gives_what_the_one_of_hugging_face_gives_with_the_same_weights(s
         torch.testing.assert_close(ours(image), theirs(image).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("model", [("resnet", 8), ("resnet", 50), ("resnext", 50), ("efficientnet", "B0")])
+@pytest.mark.parametrize(
+    "model",
+    [
+        ("resnet", 8),
+        pytest.param(("resnet", 50), marks=pytest.mark.slow),
+        pytest.param(("resnext", 50), marks=pytest.mark.slow),
+        pytest.param(("efficientnet", "B0"), marks=pytest.mark.slow),
+    ],
+)
 def test_running_the_stages_one_after_another_is_the_forward_pass(model):
     section = CnnModel(name=model[0], size=model[1])
     workload = Workload(section, CnnData())
@@ -298,6 +307,7 @@ def test_the_loss_of_mixed_labels_is_that_of_their_shares(smoothing):
     assert float(ours) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_every_shipped_recipe_trains_an_update_of_its_network_on_generated_images():
     """At a size that fits: one replica, one small micro-batch."""
     from podium.prepare import prepare
