@@ -48,7 +48,8 @@ MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 NOTES = """## What was tried
 
 Milliseconds of one core per photograph of 117 kB, least of twelve rounds: whole decode 1.33, of which Huffman \
-decoding alone (decoded at 1/8) is 0.94; without the rows below the window 1.18; resizing 0.19; all of it 1.48. Pillow takes 2.47.
+decoding alone (decoded at 1/8) is 0.94; without the rows below the window 1.18; resizing 0.19; all of it 1.48. \
+Pillow takes 2.47.
 
 - Resizing was 0.30 ms until torch was given a batch dimension before the channels were moved last: otherwise it lays \
 the result out with the channels first, and numpy puts them last again.
