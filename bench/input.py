@@ -16,20 +16,19 @@ import io
 import math
 import os
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from bench.image_rounds import compared
 from bench.small_images import small_images_table
 from podium.data.arrays import Source, Wanted
 from podium.data.draws import uniforms
@@ -192,12 +191,6 @@ class FeedRounds:
         return self.floats[: len(images)].view(-1, SIZE, SIZE, 3).permute(0, 3, 1, 2)
 
 
-def cpu_seconds() -> float:
-    """Of this process and its workers so far."""
-    here = psutil.Process()
-    return sum(sum(process.cpu_times()[:2]) for process in (here, *here.children(recursive=True)))
-
-
 def photographs_table(folder: Path, count: int, steepness: float, rounds: int, threads: int) -> list[str]:
     """Files and shards of photographs, Podium against the DataLoader."""
     mean_bytes = write_images(folder, count, steepness)
@@ -214,32 +207,8 @@ def photographs_table(folder: Path, count: int, steepness: float, rounds: int, t
         "Podium, shards, cache: memory": FeedRounds(memory, finish=True),
         "Podium, shards, flip and normalising left to a device": FeedRounds(shards, finish=False),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    work: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name, run in sides.items():
-            before = cpu_seconds()
-            took = run()
-            used = cpu_seconds() - before
-            if number:  # the first round starts workers and fills the system's cache
-                seconds[name].append(took)
-                work[name].append(used)
-            print(f"{name}: {count / took:,.0f} images/s, {used / count * 1e3:.2f} ms of CPU each", flush=True)
-    base, *_ = seconds.values()
-    lines = [
-        f"{count:,} photographs of {mean_bytes / 1000:.0f} kB in the mean, batches of {BATCH}, {threads} threads or "
-        "worker processes.",
-        "",
-        "| input | images/s | least … most | against the DataLoader | CPU ms per image |",
-        "|---|---|---|---|---|",
-    ]
-    for name, values in seconds.items():
-        rates = [count / value for value in values]
-        ratio = statistics.median(b / a for a, b in zip(values, base, strict=True))
-        spread = f"{min(rates):,.0f} … {max(rates):,.0f}"
-        used = statistics.median(work[name]) / count * 1e3
-        lines.append(f"| {name} | {statistics.median(rates):,.0f} | {spread} | {ratio:.2f} | {used:.2f} |")
-    return lines
+    what = f"{count:,} photographs of {mean_bytes / 1000:.0f} kB in the mean, batches of {BATCH}, {threads} threads or "
+    return compared(f"{what}worker processes.", sides, count, rounds)
 
 
 def main() -> None:

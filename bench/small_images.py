@@ -5,7 +5,6 @@ blocks of bytes ahead of time and varies whole micro-batches where they are used
 """
 
 import random
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from bench.image_rounds import compared
 from podium.batch import BatchSection
 from podium.data.feed import Feed, samples_per_block, train_blocks
 from podium.workloads.cnn import cifar, shapes
@@ -92,24 +92,8 @@ def small_images_table(folder: Path, rounds: int, threads: int) -> list[str]:
         "DataLoader, Pillow": loader_round,
         "Podium": lambda: _feed_round(workload),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name, run in sides.items():
-            took = run()
-            if number:
-                seconds[name].append(took)
-            print(f"{name}: {count / took:,.0f} images/s", flush=True)
-    base, *_ = seconds.values()
-    lines = [
+    what = (
         f"{count:,} images of CIFAR's size, in its files; batches of {_BATCH}. Podium: one thread beside the training "
-        f"gathers, one varies the images; DataLoader: {threads} worker processes.",
-        "",
-        "| input | images/s | least … most | against the DataLoader |",
-        "|---|---|---|---|",
-    ]
-    for name, values in seconds.items():
-        rates = [count / value for value in values]
-        ratio = statistics.median(b / a for a, b in zip(values, base, strict=True))
-        spread = f"{min(rates):,.0f} … {max(rates):,.0f}"
-        lines.append(f"| {name} | {statistics.median(rates):,.0f} | {spread} | {ratio:.1f} |")
-    return lines
+        f"gathers, one varies the images; DataLoader: {threads} worker processes."
+    )
+    return compared(what, sides, count, rounds)

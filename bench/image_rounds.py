@@ -1,0 +1,41 @@
+"""Rounds of several ways to read the same images, in turns, and their table. For `bench.input`."""
+
+import statistics
+from collections.abc import Callable, Mapping
+
+import psutil
+
+
+def compared(what: str, sides: Mapping[str, Callable[[], float]], count: int, rounds: int) -> list[str]:
+    """`sides`: name -> reads all `count` images once and returns the seconds; others are compared to the first."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    work: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name, run in sides.items():
+            before = _cpu_seconds()
+            took = run()
+            used = _cpu_seconds() - before
+            if number:  # the first round starts workers and fills the system's cache
+                seconds[name].append(took)
+                work[name].append(used)
+            print(f"{name}: {count / took:,.0f} images/s, {used / count * 1e3:.3f} ms of CPU each", flush=True)
+    base = next(iter(seconds.values()))
+    lines = [
+        what,
+        "",
+        "| input | images/s | least … most | against the DataLoader | CPU ms per image |",
+        "|---|---|---|---|---|",
+    ]
+    for name, values in seconds.items():
+        rates = [count / value for value in values]
+        ratio = statistics.median(b / a for a, b in zip(values, base, strict=True))
+        spread = f"{min(rates):,.0f} … {max(rates):,.0f}"
+        used = statistics.median(work[name]) / count * 1e3
+        lines.append(f"| {name} | {statistics.median(rates):,.0f} | {spread} | {ratio:.2f} | {used:.3g} |")
+    return lines
+
+
+def _cpu_seconds() -> float:
+    """Of this process and its workers so far."""
+    here = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in (here, *here.children(recursive=True)))
