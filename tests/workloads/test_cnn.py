@@ -376,3 +376,15 @@ def test_imagenets_shards_and_folders_train_to_the_same_weights(tmp_path, monkey
         weights.add(run.summary()["weights_sha256"])
         assert run.summary()["valid"]["last"]["accuracy"] > 0
     assert len(weights) == 1
+
+
+def test_training_samples_can_be_held_out_for_validation():
+    workload = Workload(CnnModel(size=8), CnnData(samples=100, test_samples=20, valid_samples=30))
+    assert [len(workload.source(split)) for split in ("train", "valid", "test")] == [70, 30, 20]
+    out = empty_buffers(workload.source("valid").fields, 30)
+    workload.source("valid").gather(np.arange(30), out)
+    images, labels = shapes.render(np.arange(70, 100), 0)
+    assert np.array_equal(out["image"], images)
+    assert np.array_equal(out["label"], labels)
+    with pytest.raises(UserError, match="there are only 100 training samples"):
+        Workload(CnnModel(size=8), CnnData(samples=100, valid_samples=100)).source("train")

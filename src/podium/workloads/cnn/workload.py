@@ -26,6 +26,7 @@ from podium.workloads.cnn.augment import (
     normalised_rows,
 )
 from podium.workloads.cnn.model import CnnModel, Network, build_network
+from podium.workloads.splits import Part, part_of, samples_of
 
 if TYPE_CHECKING:  # loads what decodes images
     from podium.data.images import ImageSource
@@ -100,7 +101,7 @@ class Workload:
             pad = _SMALL_PADDING if self._size < _SMALL else 0
         normalised = data.input.normalise == "host"
         self._images = Images(data.augment, self._spread, pad, normalised=normalised)
-        self._arrays: dict[str, tuple[NDArray, NDArray]] = {}
+        self._parts: dict[Part, Source] = {}
         self._sources: dict[Split, Source] = {}
 
     def build_model(self) -> nn.Module:
@@ -195,19 +196,13 @@ class Workload:
 
     def _open(self, split: Split) -> Source:
         data = self._data
-        held_out = data.valid_samples if split in ("train", "valid") else 0
-        part: Literal["train", "test"] = "train" if split == "train" or held_out else "test"
-        whole = self._whole(part)
-        if held_out >= len(whole):
-            raise UserError(
-                f"`workload.data.valid_samples` is {held_out:,}, but there are only {len(whole):,} training samples "
-                "to hold them out from."
-            )
-        first = len(whole) - held_out if split == "valid" and held_out else 0
-        end = len(whole) - held_out if split == "train" else len(whole)
-        return _Part(whole, range(first, end)[: data.max_samples])
+        part = part_of(split, data.valid_samples)
+        if part not in self._parts:
+            self._parts[part] = self._whole(part)
+        whole = self._parts[part]
+        return _Part(whole, samples_of(split, len(whole), data.valid_samples, data.max_samples))
 
-    def _whole(self, part: Literal["train", "test"]) -> Source:
+    def _whole(self, part: Part) -> Source:
         """All samples of the training or test set."""
         data = self._data
         if data.source == "generated":
@@ -228,7 +223,7 @@ class Workload:
             )
         return self._delivered(ArraySource({"image": image, "label": label}))
 
-    def _generated(self, part: Literal["train", "test"]) -> Source:
+    def _generated(self, part: Part) -> Source:
         data = self._data
         side = (self._size, self._size, 3)
         fields = {"image": ArrayField(side, np.uint8), "label": ArrayField((), np.int64)}
@@ -237,7 +232,7 @@ class Workload:
         source = GeneratedSource(fields, num, ranges=ranges, seed=data.sample_seed, first_sample=first)
         return self._delivered(source)
 
-    def _jpeg(self, part: Literal["train", "test"], num_classes: int | None = None) -> "ImageSource":
+    def _jpeg(self, part: Part, num_classes: int | None = None) -> "ImageSource":
         from podium.data import images
 
         data = self._data

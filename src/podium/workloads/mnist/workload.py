@@ -15,6 +15,7 @@ from podium.schema import Section
 from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
 from podium.workloads.mnist import data as mnist_data
 from podium.workloads.mnist.model import MnistModel, Network
+from podium.workloads.splits import Part, part_of, samples_of
 
 _FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
@@ -98,17 +99,8 @@ class Workload:
 
     def _open(self, split: Split) -> Source:
         data = self._data
-        held_out = data.valid_samples if split in ("train", "valid") else 0
-        part: Literal["train", "test"] = "train" if split == "train" or held_out else "test"
-        num_samples = self._num_samples(part)
-        if held_out >= num_samples:
-            raise UserError(
-                f"`workload.data.valid_samples` is {held_out:,}, but there are only {num_samples:,} training samples "
-                f"to hold them out from."
-            )
-        first = num_samples - held_out if split == "valid" and held_out else 0
-        end = num_samples - held_out if split == "train" else num_samples
-        samples = range(first, end)[: data.max_samples]
+        part = part_of(split, data.valid_samples)
+        samples = samples_of(split, self._num_samples(part), data.valid_samples, data.max_samples)
         if data.source == "generated":
             # Test samples are numbered after the training samples: the same kind, not the same ones.
             shift = data.generated_train if part == "test" else 0
@@ -117,12 +109,12 @@ class Workload:
         images, labels = self._load(part)
         return mnist_data.array_source(images[samples.start : samples.stop], labels[samples.start : samples.stop])
 
-    def _num_samples(self, part: Literal["train", "test"]) -> int:
+    def _num_samples(self, part: Part) -> int:
         if self._data.source == "files":
             return len(self._load(part)[1])
         return self._data.generated_train if part == "train" else self._data.generated_test
 
-    def _load(self, part: Literal["train", "test"]) -> tuple[NDArray, NDArray]:
+    def _load(self, part: Part) -> tuple[NDArray, NDArray]:
         """The files of one part, read once: splits are views of the same memory."""
         if part not in self._arrays:
             folder = self._data.path.expanduser() if self._data.path else None
