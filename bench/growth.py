@@ -360,6 +360,16 @@ def table(title: str, head: Sequence[str], rows: Rows) -> list[str]:
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
+def replaced(page: str, lines: list[str]) -> str:
+    """A page with some of its tables replaced by newer ones, which say when they were made."""
+    sections = page.split("\n## ")
+    for newer in "\n".join(["", *lines]).split("\n## ")[1:]:
+        title, _, rest = newer.partition("\n")
+        dated = f"{title}\n\n{datetime.datetime.now():%Y-%m-%d %H:%M}.\n{rest}"
+        sections = [dated if section.partition("\n")[0] == title else section for section in sections]
+    return "\n## ".join(sections)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
@@ -395,20 +405,20 @@ def main() -> None:
             lines += table(
                 "Records and progress", ("run", "share of the time", "without the slowest"), telemetry(folder, quick)
             )
-    text = "\n".join(
-        [
-            "# Growth and cost",
-            "",
-            f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
-            f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, load {load:.2f} at the start. "
-            "One thread. Made by `python -m bench.growth`.",
-            "",
-            *lines,
-        ]
-    )
+    head = [
+        "# Growth and cost",
+        "",
+        f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
+        f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, load {load:.2f} at the start. "
+        "One thread. Made by `python -m bench.growth`.",
+        "",
+    ]
+    text = "\n".join([*head, *lines])
     print(text)
-    if not quick and options.only == parts:
+    if not quick:
         RESULTS.parent.mkdir(exist_ok=True)
+        if options.only != parts:  # these tables anew, the others as they are
+            text = replaced(RESULTS.read_text(encoding="utf-8"), lines)
         RESULTS.write_text(text, encoding="utf-8")
 
 
