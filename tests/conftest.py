@@ -58,7 +58,8 @@ def _own_cache(tmp_path_factory):
     os.environ["PODIUM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture(params=sorted(TINY))
+#: the largest of them is for the whole suite only
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name == "cnn" else ()) for name in sorted(TINY)])
 def tiny(request) -> list[str]:
     """Recipe name and overrides of a tiny training, for every workload."""
     return list(TINY[request.param])
