@@ -22,7 +22,8 @@ def flops_per_sample(lane: Lane, recipe: Recipe) -> float:
     """Of forward and backward, two per multiplication and addition; only matrix products and convolutions count."""
     workload = build_workload(recipe)
     model = build_model(recipe, workload)
-    batch = workload.example(2)
+    example = {name: rows.numpy() for name, rows in workload.example(2).items()}
+    batch = {name: torch.from_numpy(rows) for name, rows in lane.as_tensors(recipe, example).items()}
     # The processor's own attention kernel would count as nothing.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         lane.mean_loss(model, **batch).backward()
