@@ -405,7 +405,7 @@ def main() -> None:
             lines += table(
                 "Records and progress", ("run", "share of the time", "without the slowest"), telemetry(folder, quick)
             )
-    head = [
+    opening = [
         "# Growth and cost",
         "",
         f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
@@ -413,7 +413,7 @@ def main() -> None:
         "One thread. Made by `python -m bench.growth`.",
         "",
     ]
-    text = "\n".join([*head, *lines])
+    text = "\n".join([*opening, *lines])
     print(text)
     if not quick:
         RESULTS.parent.mkdir(exist_ok=True)
