@@ -151,6 +151,14 @@ def _lanes(group: int) -> range:
     return range(0, group, _WIDTH)
 
 
+def _store_sums(code: Code, out: Value, piece: Value, c: Value, channel: Value, kinds: list[list[Value]]) -> None:
+    """out[piece, kind, channel …] of (pieces, kinds, c)"""
+    for kind, vectors in enumerate(kinds):
+        row = code.plus(code.times(piece, len(kinds)), number(kind))
+        for lane, vector in enumerate(vectors):
+            code.store_vector(vector, out, _at(code, row, c, channel, lane * _WIDTH))
+
+
 @functools.cache
 def _sums(group: int) -> Routine:
     """partial (pieces, 3, c): the first row, sums of differences from it, and of their squares."""
@@ -172,10 +180,7 @@ def _sums(group: int) -> Routine:
 
             sums = code.fold(num, [_zero()] * (2 * len(origin)), turn)
             kept = [origin, sums[: len(origin)], sums[len(origin) :]]
-            for kind, vectors in enumerate(kept):
-                row = code.plus(code.times(piece, 3), number(kind))
-                for lane, vector in zip(_lanes(group), vectors, strict=True):
-                    code.store_vector(vector, out, _at(code, row, c, channel, lane))
+            _store_sums(code, out, piece, c, channel, kept)
     return Routine(code)
 
 
@@ -230,10 +235,7 @@ def _gradient_sums(group: int) -> Routine:
                 return sums + moments
 
             sums = code.fold(num, [_zero()] * (2 * len(centre)), turn)
-            for kind, vectors in enumerate([sums[: len(centre)], sums[len(centre) :]]):
-                row = code.plus(code.times(piece, 2), number(kind))
-                for lane, vector in zip(_lanes(group), vectors, strict=True):
-                    code.store_vector(vector, out, _at(code, row, c, channel, lane))
+            _store_sums(code, out, piece, c, channel, [sums[: len(centre)], sums[len(centre) :]])
     return Routine(code)
 
 
