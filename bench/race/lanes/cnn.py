@@ -54,7 +54,7 @@ def _lane(name: str, title: str, recipe: str, *overrides: str) -> Lane:
 LANES = [
     _lane(
         "resnet20-128", "ResNet-20, 32², micro-batch 128", "cnn/quick",
-        "workload.model.size=20", "workload.data.samples=12800", "batch.micro=128",
+        "workload.model.size=20", "workload.data.samples=256", "batch.micro=128",
     ),
     _lane(
         "resnet50-8", "ResNet-50, 224², micro-batch 8", "cnn/resnet50",

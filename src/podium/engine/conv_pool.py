@@ -1,6 +1,6 @@
 """A convolution, the max-pool after it and a ReLU as one operator. Used by `operators.py`.
 
-Forward, torch's convolution and our pool take turns on a few samples at a time, whose values are still in the
+Forward, a convolution and the pool take turns on a few samples at a time, whose values are still in the
 processor's cache when the pool reads them. Backward, `pooled.py` leaves out what the pool has not let through.
 
     image (n, c, h, w), channels-last; kernel a × b
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from podium.engine import winograd
 from podium.engine.pooled import convolve_and_pool, geometry_of, gradients, pool
 
 #: of the convolution's values that are to stay in the cache
@@ -38,10 +39,15 @@ class ConvPool(torch.autograd.Function):
             taps, bias_of = weight.permute(0, 2, 3, 1), None if bias is None else bias.contiguous()
             convolve_and_pool(geometry, image.permute(0, 2, 3, 1).contiguous(), taps, bias_of, pooled, chosen)
         else:
+            used = geometry.pooled[0] * window[0], geometry.pooled[1] * window[1], num_out
             num_samples = max(1, _PIECE_BYTES // (geometry.num_conv * image.element_size()))
             for start in range(0, n, num_samples):
                 part = slice(start, start + num_samples)
-                conv = torch.conv2d(image[part], weight, bias).permute(0, 2, 3, 1).contiguous()
+                if winograd.fits(image, weight, (0, 0)):
+                    rows = image[part].permute(0, 2, 3, 1)
+                    conv = winograd.convolved(rows, weight, bias, winograd.Geometry((h, w, c), used, (0, 0)))
+                else:
+                    conv = torch.conv2d(image[part], weight, bias).permute(0, 2, 3, 1).contiguous()
                 pool(geometry, conv, pooled[part], chosen[part])
         ctx.save_for_backward(image, weight, chosen)
         ctx.geometry, ctx.has_bias = geometry, bias is not None

@@ -1,4 +1,5 @@
-"""Machine code made at run time, for the few loops that no operator of torch does well. Used by `pooled.py`.
+"""Machine code made at run time, for the few loops that no operator of torch does well. Used by `pooled.py`,
+`norm_relu.py` and `winograd.py`.
 
 llvmlite, which numba stands on, needs no compiler on the machine; numba itself does not let us say which numbers stay
 in vector registers, and was slower here than the operators it was to replace.
@@ -87,6 +88,14 @@ class Code:
         self.ir.branch(head)
         self.ir.position_at_end(after)
         return values
+
+    def share(self, num: Value, piece: Value) -> tuple[Value, Value]:
+        """Of `num` things cut evenly into the pieces: the first of this piece, and the one after its last."""
+
+        def start(number_of: Value) -> Value:
+            return self.ir.sdiv(self.times(num, number_of), self.num_pieces)
+
+        return start(piece), start(self.plus(piece, number(1)))
 
     def plus(self, left: Value, right: Value) -> Value:
         return self.ir.add(left, right, flags=["nsw"])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from podium.engine import winograd
 from podium.engine.conv_pool import ConvPool, window_of
 from podium.engine.norm_relu import NormRelu, fits
 from podium.layers.residual import ResidualBlock
@@ -136,9 +137,16 @@ def _convolved(
     groups: int,
 ) -> Tensor:
     image = _channels_last(image)
-    if _library_is_better(weight, groups) or _leave_to_torch(image):
+    if _leave_to_torch(image):
         return torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
-    result: Tensor = _Convolution.apply(image, weight, bias, stride, padding, dilation, groups)
+    result: Tensor
+    plain = groups == 1 and set(stride) == set(dilation) == {1}
+    if plain and winograd.fits(image, weight, padding):
+        result = winograd.Convolution.apply(image, weight, bias, tuple(padding))
+    elif _library_is_better(weight, groups):
+        result = torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
+    else:
+        result = _Convolution.apply(image, weight, bias, stride, padding, dilation, groups)
     return result
 
 

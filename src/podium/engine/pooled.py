@@ -88,8 +88,10 @@ def geometry_of(
 
 
 def pool(geometry: Geometry, conv: Tensor, pooled: Tensor, chosen: Tensor) -> None:
-    """From `conv` (n, oh, ow, o) into `pooled`, after ReLU if so wanted, and `chosen`, bytes that `gradients` wants."""
-    routine, starts = _pool(geometry)
+    """From `conv` (n, rows, columns, o), of which what no window holds may be missing, into `pooled`, after ReLU if so
+    wanted, and `chosen`, bytes that `gradients` wants."""
+    _, num_rows, num_columns, _ = conv.shape
+    routine, starts = _pool(geometry, num_rows, num_columns)
     routine(torch.get_num_threads(), len(conv), conv, pooled, chosen, starts)
 
 
@@ -128,19 +130,19 @@ def _window_starts(geometry: Geometry, width: int, depth: int) -> Tensor:
 
 
 @functools.cache
-def _pool(geometry: Geometry) -> tuple[Routine, Tensor]:
+def _pool(geometry: Geometry, num_rows: int, num_columns: int) -> tuple[Routine, Tensor]:
     code = Code(num_arguments=5)
     num_samples, conv, pooled, chosen, starts = code.arguments
 
     def values(sample: Value, places: list[Value], o: Value, sizes: list[int]) -> Iterator[list[Value]]:
-        conv_of = code.pointer(conv, FLOAT, code.times(sample, geometry.num_conv))
+        conv_of = code.pointer(conv, FLOAT, code.times(sample, num_rows * num_columns * geometry.num_out))
         for place in places:
             yield [
                 code.vector(conv_of, code.plus(code.plus(place, o), number(at)), size) for at, size in _placed(sizes)
             ]
 
     _every_window(code, geometry, num_samples, starts, pooled, chosen, values)
-    return Routine(code), _window_starts(geometry, geometry.conv[1], geometry.num_out)
+    return Routine(code), _window_starts(geometry, num_columns, geometry.num_out)
 
 
 @functools.cache
@@ -188,7 +190,7 @@ def _every_window(
     starts_of = code.pointer(starts, INT)
     with (
         code.every_piece() as piece,
-        code.loop(*_share(code, num_samples, piece)) as sample,
+        code.loop(*code.share(num_samples, piece)) as sample,
         code.loop(number(0), number(geometry.num_windows)) as q,
     ):
         at = code.times(code.plus(code.times(sample, geometry.num_windows), q), num_out)
@@ -260,7 +262,7 @@ def _gradients(geometry: Geometry, wants_image: bool) -> tuple[Routine, Tensor, 
             start = code.plus(code.times(piece, num_scratch), number(at))
             lists[name] = code.pointer(scratch, FLOAT if name.startswith("g") else INT, start)
             at += size
-        with code.loop(*_share(code, num_samples, piece)) as sample:
+        with code.loop(*code.share(num_samples, piece)) as sample:
             image_of = code.pointer(image, FLOAT, code.times(sample, geometry.num_inputs))
             of_image_of = code.pointer(of_image, FLOAT, code.times(sample, geometry.num_inputs))
             with code.loop(number(0), number(num_out)) as o:
@@ -357,12 +359,3 @@ def _groups(geometry: Geometry) -> list[list[tuple[int, int, int]]]:
     num_groups = -(-len(vectors) // _MOST_SUMS)
     size = -(-len(vectors) // num_groups)
     return [vectors[start : start + size] for start in range(0, len(vectors), size)]
-
-
-def _share(code: Code, num_samples: Value, piece: Value) -> tuple[Value, Value]:
-    """First sample of a piece, and the one after its last."""
-
-    def start(number_of: Value) -> Value:
-        return code.ir.sdiv(code.times(num_samples, number_of), code.num_pieces)
-
-    return start(piece), start(code.plus(piece, number(1)))
