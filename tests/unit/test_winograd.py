@@ -1,0 +1,138 @@
+"""3 × 3 convolutions by tiles, against float64 and against the plain way."""
+
+import pytest
+import torch
+from torch import nn
+
+from podium.engine import winograd
+from podium.engine.operators import apply_layout
+from podium.engine.winograd import Convolution, Geometry, convolved
+
+# n, c, o, height, width, padding
+SHAPES = [
+    (2, 16, 16, 32, 32, (1, 1)),
+    (3, 16, 24, 9, 7, (1, 1)),  # tiles stick out at both ends
+    (2, 32, 64, 13, 13, (0, 0)),
+    (1, 64, 64, 8, 8, (1, 1)),
+    (5, 40, 16, 3, 4, (0, 1)),
+    (4, 16, 16, 3, 3, (0, 0)),  # one output
+    (2, 16, 32, 6, 5, (2, 2)),
+    (2, 16, 16, 1, 2, (1, 1)),
+]
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def _drawn(n, c, o, height, width):
+    torch.manual_seed(0)
+    image = torch.randn(n, c, height, width).contiguous(memory_format=torch.channels_last)
+    return image, torch.randn(o, c, 3, 3), torch.randn(o)
+
+
+def _off(found, expected):
+    """The largest difference, against the size of the values."""
+    found, expected = found.detach().double(), expected.detach()
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize(("n", "c", "o", "height", "width", "padding"), SHAPES)
+def test_outputs_and_gradients_are_those_of_float64(threads, n, c, o, height, width, padding):
+    single = [tensor.requires_grad_() for tensor in _drawn(n, c, o, height, width)]
+    double = [tensor.detach().double().requires_grad_() for tensor in single]
+    output = Convolution.apply(*single, padding)
+    expected = torch.conv2d(*double, padding=padding)
+    assert _off(output, expected) < 2e-6
+    grad = torch.randn(expected.shape)
+    output.backward(grad)
+    expected.backward(grad.double())
+    for ours, theirs in zip(single, double, strict=True):
+        assert ours.grad.shape == theirs.grad.shape
+        assert _off(ours.grad, theirs.grad) < 4e-6
+
+
+def test_again_gives_the_same_bits(threads):
+    image, kernel, bias = _drawn(7, 32, 32, 15, 10)
+    kernel.requires_grad_()
+
+    def once():
+        output = Convolution.apply(image, kernel, bias, (1, 1))
+        return output, *torch.autograd.grad(output, [kernel], torch.ones_like(output))
+
+    first, again = once(), once()
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_the_image_gradient_does_not_depend_on_threads():
+    image, kernel, bias = _drawn(3, 16, 16, 12, 12)
+    image.requires_grad_()
+    found = []
+    before = torch.get_num_threads()
+    for num in (1, 2, 3):
+        torch.set_num_threads(num)
+        output = Convolution.apply(image, kernel, bias, (1, 1))
+        found.append((output.detach(), *torch.autograd.grad(output, [image], output.detach())))
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+def test_outputs_that_nobody_needs_are_left_out():
+    image, kernel, bias = _drawn(2, 32, 64, 13, 13)
+    rows = image.permute(0, 2, 3, 1)
+    whole = convolved(rows, kernel, bias, Geometry((13, 13, 32), (11, 11, 64), (0, 0)))
+    part = convolved(rows, kernel, bias, Geometry((13, 13, 32), (10, 10, 64), (0, 0)))
+    assert part.shape == (2, 10, 10, 64)
+    torch.testing.assert_close(part, whole[:, :10, :10], rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_is_read_or_written_beyond_the_tensors():
+    """Numbers that are none lie before and behind image and output."""
+    n, c, o, size = 2, 16, 16, 7
+    around = 4096
+    held = torch.full((around + n * size * size * c + around,), torch.nan)
+    image = held[around:-around].view(n, size, size, c)
+    image.copy_(torch.randn(n, size, size, c))
+    output = convolved(image, torch.randn(o, c, 3, 3), None, Geometry((size, size, c), (size, size, o), (1, 1)))
+    assert output.isfinite().all()
+    assert held[:around].isnan().all()
+    assert held[-around:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("conv", "taken"),
+    [
+        (nn.Conv2d(32, 32, 3, padding=1), True),
+        (nn.Conv2d(32, 32, 3, padding=1, stride=2), False),
+        (nn.Conv2d(32, 32, 3, padding=2, dilation=2), False),
+        (nn.Conv2d(32, 32, 3, padding=3), False),
+        (nn.Conv2d(32, 32, 3, padding=1, groups=2), False),
+        (nn.Conv2d(32, 32, (3, 1)), False),
+        (nn.Conv2d(32, 12, 3), False),
+        (nn.Conv2d(8, 32, 3), False),
+        (nn.Conv2d(512, 512, 3), False),
+    ],
+    ids=str,
+)
+def test_modules_take_it_where_it_fits(conv, taken, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        winograd, "convolved", lambda *given, plain=winograd.convolved: calls.append(given) or plain(*given)
+    )
+    model = nn.Sequential(conv)
+    image = torch.randn(2, conv.in_channels, 9, 9)
+    expected = conv(image)
+    apply_layout(model, "channels_last")
+    torch.testing.assert_close(model(image), expected, rtol=1e-4, atol=1e-5)
+    assert bool(calls) == taken
+
+
+def test_an_image_too_small_for_the_kernel_is_told_by_torch():
+    model = nn.Sequential(nn.Conv2d(16, 16, 3))
+    apply_layout(model, "channels_last")
+    with pytest.raises(RuntimeError, match="Kernel size"):
+        model(torch.randn(1, 16, 2, 2))
