@@ -31,18 +31,19 @@ from torch.utils.data import DataLoader, Dataset
 from bench.image_rounds import compared
 from bench.small_images import small_images_table
 from podium.data.arrays import Source, Wanted
-from podium.data.draws import uniforms
 from podium.data.feed import Feed
 from podium.data.images import folder_source, tfrecord_source, usable_cores
 from podium.data.order import order
 from podium.data.records import build_example, write_records
+from podium.engine.allocator import keep_memory
+from podium.workloads.cnn.augment import AugmentSection, Images, Spread
 
 RESULTS = Path(__file__).parent / "results" / "input.md"
 SIZE, BATCH = 224, 64
 SHAPES = [(375, 500), (375, 500), (500, 375), (333, 500), (400, 500), (500, 333)]
 #: amplitudes fall with this power of the frequency: 117 and 65 kB per photograph
 STEEPNESSES = (1.0, 1.35)
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 NOTES = """## What was tried
 
@@ -117,7 +118,7 @@ class PillowImages(Dataset):
 
     def __init__(self, folder: Path) -> None:
         self.paths = sorted(folder.glob("files/train/*/*.JPEG"))
-        self.mean, self.std = torch.tensor(MEAN).view(3, 1, 1) / 255, torch.tensor(STD).view(3, 1, 1) / 255
+        self.mean, self.std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -156,22 +157,17 @@ class FeedRounds:
     """Every call goes once through a source, as training does: an order and places of its own."""
 
     def __init__(self, source: Source, finish: bool) -> None:
-        self.source, self.finish, self.epoch = source, finish, 0
-        # One row of an image: torch takes long over dimensions of three numbers.
-        self.factor, self.shift = (
-            (1 / torch.tensor(STD)).repeat(SIZE),
-            -(torch.tensor(MEAN) / torch.tensor(STD)).repeat(SIZE),
-        )
-        self.floats = torch.empty(BATCH, SIZE, SIZE * 3)
+        self.source, self.epoch = source, 0
+        self.images = Images(AugmentSection(), Spread(MEAN, STD), pad_crop=0) if finish else None
 
     def __call__(self) -> float:
         began = time.perf_counter()
         count = 0
         with Feed(self.source, self.blocks(), BATCH) as feed:
-            for number, block in enumerate(feed):
-                images = block.rows["image"]
-                if self.finish:
-                    self.finished(images, number)
+            for block in feed:
+                images, labels = block.rows["image"], block.rows["label"]
+                if self.images:
+                    images = self.images.varied(images, labels).image
                 count += len(images)
         assert count == len(self.source)
         self.epoch += 1
@@ -182,13 +178,6 @@ class FeedRounds:
         for first in range(0, num, BATCH):
             positions = np.arange(first, min(first + BATCH, num), dtype=np.int64)
             yield Wanted(order(0, self.epoch, positions, num), positions + self.epoch * num)
-
-    def finished(self, images: Tensor, number: int) -> Tensor:
-        """(n, 3, SIZE, SIZE) of float32, channels last; image by image, as one fits the processor's cache."""
-        flips = uniforms(number, np.arange(len(images)), 1)[:, 0] < 0.5
-        for image, flip, floats in zip(images, flips.tolist(), self.floats, strict=False):
-            floats.copy_((image.flip(1) if flip else image).view(SIZE, -1)).mul_(self.factor).add_(self.shift)
-        return self.floats[: len(images)].view(-1, SIZE, SIZE, 3).permute(0, 3, 1, 2)
 
 
 def photographs_table(folder: Path, count: int, steepness: float, rounds: int, threads: int) -> list[str]:
@@ -218,6 +207,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_cores())
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_memory()  # as every training does; worker processes inherit it
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="podium-input-") as name:
         photos = []

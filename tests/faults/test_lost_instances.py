@@ -18,15 +18,21 @@ from tests.processes import started, until
 pytestmark = pytest.mark.slow
 
 NUM_KILLS = int(os.environ.get("PODIUM_KILLS", "6"))
-NUM_KILLS_EACH = (NUM_KILLS + 1) // 2  # for each of the two workloads
-SAMPLES = {"mnist": "workload.data.generated_train=2048", "neuron": "workload.data.samples=1024"}
+#: what each workload has besides: enough samples, and for cnn everything that is drawn or kept from update to update
+MORE = {
+    "mnist": ["workload.data.generated_train=2048"],
+    "neuron": ["workload.data.samples=1024"],
+    "cnn": ["workload.data.samples=2048", "workload.data.augment.mixup=0.2", "precision.mode=16.16",
+            "average.method=exponential", "average.every=3up"],
+}  # fmt: skip
+NUM_KILLS_EACH = -(-NUM_KILLS // len(MORE))
 LONG = ["batch.micro=2", "batch.accumulation=2", "batch.replicas=8", "schedule.warmup=3up",
         f"train.length={max(60, 10 * NUM_KILLS)}up", "valid.every=20up", "checkpoint.every=4up",
         "engine.updates_per_call=2"]  # fmt: skip
 
 
 def recipe_of(workload: str) -> list[str]:
-    return [*TINY[workload], SAMPLES[workload], *LONG]
+    return [*TINY[workload], *MORE[workload], *LONG]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +73,7 @@ def kill_all(process) -> None:
     psutil.wait_procs(everyone)
 
 
-@pytest.mark.parametrize("workload", sorted(SAMPLES))
+@pytest.mark.parametrize("workload", sorted(MORE))
 def test_kills_of_the_whole_run_and_resumes_on_other_counts_end_at_the_same_weights(workload, tmp_path, undisturbed):
     draw = random.Random(workload)
     run, kills = Run(tmp_path / "run"), 0

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from podium.schema import Section
 
+#: values that stay in a core's cache
+_CACHED = 1 << 17
+
 
 class AugmentSection(Section):
     """How training images are varied; validation sees them as they are."""
@@ -98,8 +101,7 @@ class Images:
         if self._pad:
             rows = self._pad_crop(rows)
         if self._augment.flip:
-            mirrored = torch.rand(len(rows), 1, device=rows.device) < 0.5
-            rows = torch.where(mirrored, _words(rows.flip(2)), _words(rows)).view(rows.dtype).view(rows.shape)
+            rows = self._mirrored(rows)
         image = self.plain(rows)
         if not (self._augment.mixup or self._augment.cutmix):
             return Mixed(image, label)
@@ -117,8 +119,22 @@ class Images:
             self._scale, self._shift = self._scale.to(rows.device), self._shift.to(rows.device)
         num, height, width, channels = rows.shape
         # Line by line: torch takes long over dimensions of three numbers. Rounded twice, as on the host.
-        lines = rows.reshape(num, height, width * channels).float()
-        return (lines * self._scale.repeat(width)).add_(self._shift.repeat(width)).view(rows.shape)
+        lines = rows.reshape(num, height, width * channels)
+        scale, shift = self._scale.repeat(width), self._shift.repeat(width)
+        image = torch.empty(lines.shape, device=rows.device)
+        few = _few(rows)
+        for part, out in zip(lines.split(few), image.split(few), strict=True):
+            out.copy_(part).mul_(scale).add_(shift)
+        return image.view(rows.shape)
+
+    def _mirrored(self, rows: Tensor) -> Tensor:
+        """About half of them, by throws of a coin."""
+        chosen = torch.rand(len(rows), 1, device=rows.device) < 0.5
+        rows = rows.contiguous()
+        images, few = torch.empty_like(rows), _few(rows)
+        for part, choice, out in zip(rows.split(few), chosen.split(few), images.split(few), strict=True):
+            torch.where(choice, _words(part.flip(2)), _words(part), out=_words(out))
+        return images
 
     def _pad_crop(self, rows: Tensor) -> Tensor:
         num, height, width, channels = rows.shape
@@ -151,9 +167,14 @@ class Images:
         return torch.where(window[:, None], image[pairs], image), share
 
 
+def _few(rows: Tensor) -> int:
+    """Images to take at a time: on a CPU those that stay in the cache from one operation to the next."""
+    return max(1, _CACHED // rows[0].numel()) if rows.device.type == "cpu" else len(rows)
+
+
 def _words(rows: Tensor) -> Tensor:
-    """(n, …) as few numbers as hold the same bytes: torch chooses between numbers one by one."""
-    flat = rows.reshape(len(rows), -1)
+    """(n, …) as few numbers as hold the same bytes, a view: torch chooses between numbers one by one."""
+    flat = rows.view(len(rows), -1)
     return flat.view(torch.int64) if flat.shape[1] * flat.element_size() % 8 == 0 else flat
 
 
