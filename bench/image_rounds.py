@@ -1,9 +1,11 @@
 """Rounds of several ways to read the same images, in turns, and their table. For `bench.input`."""
 
 import statistics
+import time
 from collections.abc import Callable, Mapping
 
 import psutil
+from torch.utils.data import DataLoader
 
 
 def compared(what: str, sides: Mapping[str, Callable[[], float]], count: int, rounds: int) -> list[str]:
@@ -39,3 +41,11 @@ def _cpu_seconds() -> float:
     """Of this process and its workers so far."""
     here = psutil.Process()
     return sum(sum(process.cpu_times()[:2]) for process in (here, *here.children(recursive=True)))
+
+
+def loader_round(loader: DataLoader) -> float:
+    """Seconds for all images once."""
+    began = time.perf_counter()
+    count = sum(len(labels) for _, labels in loader)
+    assert count == len(loader.dataset)  # type: ignore[arg-type]
+    return time.perf_counter() - began

@@ -28,8 +28,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bench.image_rounds import compared
-from bench.small_images import small_images_table
+from bench.image_rounds import compared, loader_round
+from bench.small_images import BATCH as SMALL_BATCH
+from bench.small_images import PillowImages as SmallImages
+from bench.small_images import small_images_table, write_cifar
 from podium.data.arrays import Source, Wanted
 from podium.data.feed import Feed
 from podium.data.images import folder_source, tfrecord_source, usable_cores
@@ -94,7 +96,7 @@ def _scene(rng: np.random.Generator, side: int, steepness: float) -> NDArray[np.
     return np.clip(image, 0, 255).astype(np.uint8)
 
 
-def write_images(folder: Path, count: int, steepness: float) -> float:
+def write_images(folder: Path, steepness: float, count: int) -> float:
     """Makes the images as files and as shards; mean size in bytes."""
     records, total = [], 0
     for number, data in enumerate(photographs(count, steepness)):
@@ -145,14 +147,6 @@ class PillowImages(Dataset):
         return 0, 0, image_width, image_height
 
 
-def loader_round(loader: DataLoader) -> float:
-    """Seconds for all images once."""
-    began = time.perf_counter()
-    count = sum(len(labels) for _, labels in loader)
-    assert count == len(loader.dataset)  # type: ignore[arg-type]
-    return time.perf_counter() - began
-
-
 class FeedRounds:
     """Every call goes once through a source, as training does: an order and places of its own."""
 
@@ -180,12 +174,18 @@ class FeedRounds:
             yield Wanted(order(0, self.epoch, positions, num), positions + self.epoch * num)
 
 
-def photographs_table(folder: Path, count: int, steepness: float, rounds: int, threads: int) -> list[str]:
-    """Files and shards of photographs, Podium against the DataLoader."""
-    mean_bytes = write_images(folder, count, steepness)
+def started(images: Dataset, batch: int, threads: int) -> DataLoader:
+    """A loader whose worker processes run already."""
     loader: DataLoader = DataLoader(
-        PillowImages(folder), BATCH, shuffle=True, num_workers=threads, persistent_workers=True, prefetch_factor=4
+        images, batch, shuffle=True, num_workers=threads, persistent_workers=True, prefetch_factor=4
     )
+    loader_round(loader)
+    return loader
+
+
+def photographs_table(folder: Path, loader: DataLoader, mean_bytes: float, rounds: int, threads: int) -> list[str]:
+    """Files and shards of photographs, Podium against the DataLoader."""
+    count = len(loader.dataset)  # type: ignore[arg-type]
     files = folder_source(folder / "files", "train", SIZE, threads=threads)
     shards = tfrecord_source(folder / "shards", "train", SIZE, threads=threads)
     memory = tfrecord_source(folder / "shards", "train", SIZE, threads=threads, cache="memory")
@@ -207,14 +207,22 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_cores())
     options = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()  # as every training does; worker processes inherit it
     load = os.getloadavg()[0]
+    threads, rounds = options.threads, options.rounds
     with tempfile.TemporaryDirectory(prefix="podium-input-") as name:
-        photos = []
-        for steepness in STEEPNESSES:
-            folder = Path(name) / str(steepness)
-            photos += [*photographs_table(folder, options.images, steepness, options.rounds, options.threads), ""]
-        small = small_images_table(Path(name), options.rounds, options.threads)
+        folders = [Path(name) / str(steepness) for steepness in STEEPNESSES]
+        sizes = [write_images(*of, options.images) for of in zip(folders, STEEPNESSES, strict=True)]
+        loaders = [started(PillowImages(folder), BATCH, threads) for folder in folders]
+        write_cifar(Path(name) / "cifar")
+        small_loader = started(SmallImages(Path(name) / "cifar"), SMALL_BATCH, threads)
+        # As every training does, and nothing that the others' processes, which run by now, would have.
+        keep_memory()
+        photos = [
+            line
+            for of in zip(folders, loaders, sizes, strict=True)
+            for line in [*photographs_table(*of, rounds, threads), ""]
+        ]
+        small = small_images_table(Path(name) / "cifar", small_loader, rounds)
     text = "\n".join(
         [
             "# Image input",
@@ -224,7 +232,8 @@ def main() -> None:
             f"medians of {options.rounds} rounds in turns. Made by `python -m bench.input`.",
             "",
             *photos,
-            *([*small, ""] if small else []),
+            *small,
+            "",
             NOTES,
         ]
     )

@@ -15,20 +15,21 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bench.image_rounds import compared
+from bench.image_rounds import compared, loader_round
 from podium.batch import BatchSection
 from podium.data.feed import Feed, samples_per_block, train_blocks
 from podium.workloads.cnn import cifar, shapes
 from podium.workloads.cnn.model import CnnModel
 from podium.workloads.cnn.workload import CnnData, Workload
 
-_BATCH, _BORDER = 128, 4
+BATCH, _BORDER = 128, 4
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def write_cifar(folder: Path, per_file: int) -> None:
+def write_cifar(folder: Path) -> None:
     """Rendered shapes in the files of CIFAR-10."""
     folder.mkdir()
+    per_file = 8000
     for number, name in enumerate(cifar.file_names("cifar10")):
         images, labels = shapes.render(np.arange(number * per_file, (number + 1) * per_file), 0)
         planes = images.transpose(0, 3, 1, 2).reshape(per_file, -1)
@@ -55,45 +56,34 @@ class PillowImages(Dataset):
 
 def _feed_round(workload: Workload) -> float:
     source = workload.source("train")
-    batch = BatchSection(micro=_BATCH)
-    size = samples_per_block(source, _BATCH, 50)
-    num_updates = len(source) // _BATCH
+    batch = BatchSection(micro=BATCH)
+    size = samples_per_block(source, BATCH, 50)
+    num_updates = len(source) // BATCH
     blocks = train_blocks(
         seed=1, num_samples=len(source), batch=batch, replicas=range(1), first_update=0, last_update=num_updates,
-        updates_per_block=size // _BATCH,
+        updates_per_block=size // BATCH,
     )  # fmt: skip
     began = time.perf_counter()
     count = 0
     with Feed(source, blocks, size) as feed:
         for block in feed:
-            for first in range(0, len(block.samples), _BATCH):
-                image, label = (block.rows[name][first : first + _BATCH] for name in ("image", "label"))
+            for first in range(0, len(block.samples), BATCH):
+                image, label = (block.rows[name][first : first + BATCH] for name in ("image", "label"))
                 count += len(workload._images.varied(image, label).image)
-    assert count == num_updates * _BATCH
+    assert count == num_updates * BATCH
     return (time.perf_counter() - began) * len(source) / count
 
 
-def small_images_table(folder: Path, rounds: int, threads: int) -> list[str]:
+def small_images_table(folder: Path, loader: DataLoader, rounds: int) -> list[str]:
     """CIFAR's files, Podium against the DataLoader."""
-    per_file = 8000
-    write_cifar(folder / "cifar", per_file)
-    workload = Workload(CnnModel(size=20), CnnData(source="files", path=folder / "cifar"))
+    workload = Workload(CnnModel(size=20), CnnData(source="files", path=folder))
     count = len(workload.source("train"))
-    loader: DataLoader = DataLoader(
-        PillowImages(folder / "cifar"), _BATCH, shuffle=True, num_workers=threads, persistent_workers=True
-    )
-
-    def loader_round() -> float:
-        began = time.perf_counter()
-        assert sum(len(labels) for _, labels in loader) == count
-        return time.perf_counter() - began
-
     sides: dict[str, Callable[[], float]] = {
-        "DataLoader, Pillow": loader_round,
+        "DataLoader, Pillow": lambda: loader_round(loader),
         "Podium": lambda: _feed_round(workload),
     }
     what = (
-        f"{count:,} images of CIFAR's size, in its files; batches of {_BATCH}. Podium: one thread beside the training "
-        f"gathers, one varies the images; DataLoader: {threads} worker processes."
+        f"{count:,} images of CIFAR's size, in its files; batches of {BATCH}. Podium: one thread beside the training "
+        f"gathers, one varies the images; DataLoader: {loader.num_workers} worker processes."
     )
     return compared(what, sides, count, rounds)
