@@ -206,15 +206,20 @@ def doctor() -> None:
 
 @data_app.command("make")
 def data_make(
-    workload: Annotated[str, typer.Argument(help="A workload whose data can be simulated, e.g. neuron.")],
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="`text`, or a workload whose data can be simulated: `neuron`.")
+    ],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. samples=50000 out=data")
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="e.g. samples=50000 out=data; input=books tokenizer=bpe vocabulary=8192"
+        ),
     ] = None,
 ) -> None:
-    """Simulate a data set."""
+    """Make text into tokens, or simulate a data set."""
     from podium.data_commands import make
 
-    make(workload, options or [])
+    make(what, options or [])
 
 
 @data_app.command("info")
