@@ -150,12 +150,38 @@ def validate(
 
 
 @app.command()
-def predict(run: RunFolder, checkpoint: WhichCheckpoint = "last") -> None:
+def predict(
+    run: RunFolder,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Keys of workload.data for this prediction.", show_default=False),
+    ] = None,
+    checkpoint: WhichCheckpoint = "last",
+) -> None:
     """Write the pictures and tables of a checkpoint into the run's report."""
     from podium import inspect_run
     from podium.run import open_run
 
-    inspect_run.predict(open_run(run), checkpoint)
+    inspect_run.predict(open_run(run), checkpoint, overrides or [])
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    form: Annotated[str, typer.Option("--format", help="huggingface.")] = "huggingface",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write.", show_default="huggingface in the run folder")
+    ] = None,
+    checkpoint: WhichCheckpoint = "last",
+) -> None:
+    """Write the model for other libraries: config.json, model.safetensors, tokenizer.json."""
+    from podium import inspect_run
+    from podium.errors import UserError
+    from podium.run import open_run
+
+    if form != "huggingface":
+        raise UserError(f"--format {form}: expected huggingface")
+    inspect_run.export(open_run(run), checkpoint, out)
 
 
 @app.command()
