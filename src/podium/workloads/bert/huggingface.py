@@ -14,6 +14,11 @@ from podium.workloads.bert.model import Bert
 
 _EMBEDDINGS, _HEAD = "bert.embeddings", "cls.predictions"
 _QKV = ("query", "key", "value")
+#: what a file may have left out because it is the same as another
+_TIED_TO = {
+    f"{_HEAD}.decoder.weight": f"{_EMBEDDINGS}.word_embeddings.weight",
+    f"{_HEAD}.decoder.bias": f"{_HEAD}.bias",
+}
 #: what layer norms were called in files of the first years
 _OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
@@ -27,7 +32,7 @@ def names(model: Bert) -> dict[str, tuple[str, ...]]:
         "classifier.bias": f"{_HEAD}.bias",
     }
     if not model.section.tied:
-        pairs["classifier.weight"] = f"{_HEAD}.decoder.weight"
+        pairs |= {f"classifier.{kind}": f"{_HEAD}.decoder.{kind}" for kind in ("weight", "bias")}
     layers = {
         "embedding.norm": f"{_EMBEDDINGS}.LayerNorm",
         "pooler.dense": "bert.pooler.dense",
@@ -83,6 +88,7 @@ def to_huggingface(model: Bert) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for ours, theirs in names(model).items():
         parts = params[ours].detach().chunk(len(theirs))
         tensors |= {name: part.contiguous() for name, part in zip(theirs, parts, strict=True)}
+    tensors.setdefault(f"{_HEAD}.bias", params["classifier.bias"].detach().clone())  # not tied: there, but unused
     return config_of(model), tensors
 
 
@@ -132,7 +138,6 @@ def _tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     for candidate in (name, old):
         if candidate in tensors:
             return tensors[candidate]
-    # Tied weights are stored once, under either of their names.
-    if name == f"{_HEAD}.decoder.weight":
-        return _tensor(tensors, f"{_EMBEDDINGS}.word_embeddings.weight")
+    if name in _TIED_TO:
+        return _tensor(tensors, _TIED_TO[name])
     raise UserError(f"the file has no tensor {name}: weights of a BertForPreTraining are expected.")

@@ -168,13 +168,19 @@ class Workload:
         from podium.workloads.bert import predict  # draws with matplotlib, which takes long to import
 
         given, got = outputs("test", predict.MAX_ROWS, predict.best_words)
-        return predict.predict(given, got, self._tokenizer(), folder)
+        path = self.tokenizer_file()
+        return predict.predict(given, got, load_tokenizer(path) if path else None, folder)
 
     def to_huggingface(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return huggingface.to_huggingface(cast(Bert, model))
 
     def from_huggingface(self, model: nn.Module, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         huggingface.from_huggingface(cast(Bert, model), config, tensors)
+
+    def tokenizer_file(self) -> Path | None:
+        folder = self._text.path if self._text is not None else self._data.path
+        path = folder.expanduser() / "tokenizer.json" if folder is not None else None
+        return path if path is not None and path.is_file() else None
 
     # --- samples ------------------------------------------------------------------------------------------------------
 
@@ -200,10 +206,3 @@ class Workload:
             num_rows=num_rows,
             max_rows=data.max_samples,
         )
-
-    def _tokenizer(self) -> Any:
-        """What gives tokens their names; None where nothing does."""
-        if self._text is not None:
-            return self._text.tokenizer
-        path = self._data.path.expanduser() / "tokenizer.json" if self._data.path else None
-        return load_tokenizer(path) if path is not None and path.is_file() else None
