@@ -42,6 +42,29 @@ TINY = {
         "log.report=false",
         "engine.threads=1",
     ],
+    "gpt2": [
+        "gpt2/quick",
+        "workload.data.source=generated",
+        "workload.data.samples=160",
+        "workload.data.test_samples=40",
+        "workload.data.sample.tokens=20",
+        "workload.model.layers=2",
+        "workload.model.hidden=16",
+        "workload.model.heads=2",
+        "workload.model.context=12",
+        "workload.model.vocabulary=50",
+        "workload.model.dropout=0.1",
+        "batch.micro=8",
+        "train.length=2ep",
+        "valid.every=1ep",
+        "valid.micro=12",
+        "valid.max_samples=null",
+        "checkpoint.every=1ep",
+        "engine.updates_per_call=5",
+        "log.tensorboard=false",
+        "log.report=false",
+        "engine.threads=1",
+    ],
     "mnist": [
         "mnist",
         "workload.data.source=generated",
@@ -77,7 +100,7 @@ def _own_cache(tmp_path_factory):
 
 
 #: the largest of them are for the whole suite only
-_SLOW = ("bert", "cnn")
+_SLOW = ("bert", "cnn", "gpt2")
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in sorted(TINY)])

@@ -6,6 +6,7 @@ the document again.
 """
 
 import hashlib
+import math
 import os
 import re
 import sysconfig
@@ -41,7 +42,8 @@ class Document:
         """All of it; nothing where the file is no text."""
         text = read_text(self.path)
         found = split_sentences(text, prose=self.path.suffix.lower() in _PROSE) if text else []
-        return found[int(self.first * len(found)) : int(self.last * len(found))]
+        first, last = (math.ceil(share * len(found) - 1e-6) for share in (self.first, self.last))
+        return found[first:last]
 
 
 def read_text(path: Path) -> str | None:

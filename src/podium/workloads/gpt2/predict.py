@@ -113,8 +113,8 @@ def _test_losses(model: Gpt2, source: Source) -> tuple[NDArray, NDArray, NDArray
 
 def _sampled(model: Gpt2, tokenizer: "Tokenizer | None", end: int | None, sample: SampleSection) -> list[str]:
     prompt = [] if tokenizer is None else tokenizer.encode(sample.prompt, add_special_tokens=False).ids
-    prompt = [0 if end is None else end, *prompt] if end is not None or not prompt else prompt
-    prompt = prompt[-max(1, model.section.context - 1) :]
+    # What ends a document is what the next one begins after.
+    prompt = prompt[-model.section.context :] or [end or 0]
     written = generate(
         model,
         prompt,
