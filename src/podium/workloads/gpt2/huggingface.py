@@ -91,9 +91,9 @@ def from_huggingface(model: Gpt2, config: Mapping[str, Any], tensors: Mapping[st
     tied_there = config.get("tie_word_embeddings", True) is not False
     if section.tied and not tied_there:
         raise UserError("the weights to start from have a head of their own: set `workload.model.tied=false`.")
-    for key, value in {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}.items():
-        if config.get(key, value) not in (value, "gelu_pytorch_tanh"):
-            raise UserError(f"the weights to start from were trained with {key} = {config[key]}, not {value}.")
+    for key, known in {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "layer_norm_epsilon": (1e-5,)}.items():
+        if config.get(key, known[0]) not in known:
+            raise UserError(f"the weights to start from were trained with {key} = {config[key]}, not {known[0]}.")
     if config.get("n_inner") not in (None, 4 * hidden):
         raise UserError(f"the weights to start from have n_inner = {config['n_inner']}, not {4 * hidden}.")
     own = model.state_dict()

@@ -113,12 +113,12 @@ class Block(nn.Module):
 class Head(nn.Module):
     """(B, S, hidden) to (B, S, V) logits; rows that only fill the vocabulary up are left out."""
 
-    def __init__(self, hidden: int, num_tokens: int, vocabulary: int, shared: nn.Parameter | None) -> None:
+    def __init__(self, hidden: int, num_tokens: int, vocabulary: int, shared: nn.Embedding | None) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(hidden, _EPS)
         self.out = nn.Linear(hidden, num_tokens, bias=False, device=None if shared is None else "meta")
         if shared is not None:
-            self.out.weight = shared
+            self.out.weight = shared.weight
         self._vocabulary = vocabulary
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Gpt2(nn.Module):
         self.section, self.vocabulary = section, vocabulary
         self.embedding = Embedding(num_tokens, section.context, hidden, section.dropout)
         self.blocks = nn.ModuleList(Block(hidden, heads, section.dropout) for _ in range(layers))
-        self.head = Head(hidden, num_tokens, vocabulary, self.embedding.tokens.weight if section.tied else None)
+        self.head = Head(hidden, num_tokens, vocabulary, self.embedding.tokens if section.tied else None)
         self._initialise(layers)
 
     def _initialise(self, layers: int) -> None:
@@ -146,9 +146,9 @@ class Gpt2(nn.Module):
                 nn.init.zeros_(module.bias)
             if isinstance(module, nn.Embedding | nn.Linear) and not (self.section.tied and module is self.head.out):
                 nn.init.normal_(module.weight, std=_INIT_STD)
-        for block in self.blocks:
-            for last in (block.attention.out, block.feed_forward.out):  # type: ignore[union-attr]
-                nn.init.normal_(last.weight, std=_INIT_STD / math.sqrt(2 * layers))  # type: ignore[arg-type]
+        for module in self.modules():
+            if isinstance(module, SelfAttention | FeedForward):
+                nn.init.normal_(module.out.weight, std=_INIT_STD / math.sqrt(2 * layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
