@@ -183,7 +183,7 @@ def test_rows_longer_than_the_model_and_small_vocabularies_are_told():
     with pytest.raises(UserError, match="length` is 64, but the model has 40 positions"):
         small_workload(length=64)
     with pytest.raises(UserError, match="vocabulary` is 5, but the data has 6"):
-        Workload(BertModel(**{**SMALL, "vocabulary": 5}), BertData(source="generated", length=40))
+        Workload(BertModel(**{**SMALL, "vocabulary": 5}), BertData(source="generated", length=40)).build_model()
 
 
 # --- packing and the loss ---------------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ def test_what_is_wrong_with_text_is_told(tmp_path):
         open_corpus(open_text(folder), "train")
     model = BertModel(vocabulary=100)
     with pytest.raises(UserError, match="vocabulary` is 100, but the data has 605"):
-        Workload(model, BertData(path=folder))
+        Workload(model, BertData(path=folder)).build_model()
 
 
 # --- the published files ----------------------------------------------------------------------------------------------

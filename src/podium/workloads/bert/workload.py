@@ -10,6 +10,7 @@ and it comes out the same however rows are packed, accumulated or spread over re
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -93,17 +94,27 @@ class Workload:
                 f"`workload.data.length` is {data.length}, but the model has {model.max_positions} positions "
                 "(`workload.model.max_positions`)."
             )
-        self._text: TextFolder | None = None
-        if data.source == "text":
-            self._text = open_text(data.path.expanduser()) if data.path else standard_text("wordpiece", data.vocabulary)
-        own = self._text.vocabulary if self._text else _PUBLISHED_VOCABULARY
-        self._vocabulary = model.vocabulary or own
-        least = own if self._text else len(SPECIAL) + 1
-        if self._vocabulary < least:
-            raise UserError(
-                f"`workload.model.vocabulary` is {self._vocabulary:,}, but the data has {least:,} different tokens."
-            )
         self._sources: dict[Split, Source] = {}
+
+    @cached_property
+    def _text(self) -> TextFolder | None:
+        """The folder of text, made now where it is the cache's and not there; None with other sources."""
+        data = self._data
+        if data.source != "text":
+            return None
+        return open_text(data.path.expanduser()) if data.path else standard_text("wordpiece", data.vocabulary)
+
+    @cached_property
+    def _vocabulary(self) -> int:
+        """Of the model: as the recipe says, or as many tokens as the data has."""
+        own = self._text.vocabulary if self._text else _PUBLISHED_VOCABULARY
+        least = own if self._text else len(SPECIAL) + 1
+        vocabulary = self._model.vocabulary or own
+        if vocabulary < least:
+            raise UserError(
+                f"`workload.model.vocabulary` is {vocabulary:,}, but the data has {least:,} different tokens."
+            )
+        return vocabulary
 
     def build_model(self) -> nn.Module:
         return Bert(self._model, self._vocabulary)
