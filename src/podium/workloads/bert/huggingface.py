@@ -74,7 +74,7 @@ def config_of(model: Bert) -> dict[str, Any]:
         "attention_probs_dropout_prob": section.attention_dropout,
         "max_position_embeddings": section.max_positions,
         "type_vocab_size": section.segments,
-        "initializer_range": 0.02,
+        "initializer_range": section.init_std,
         "layer_norm_eps": section.norm_eps,
         "pad_token_id": 0,
         "tie_word_embeddings": section.tied,

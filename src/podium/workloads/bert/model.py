@@ -18,7 +18,6 @@ from podium.schema import Section
 #: layers, hidden, heads of the published sizes
 SIZES = {"base": (12, 768, 12), "large": (24, 1024, 16)}
 _INNER = 4
-_INIT_STD = 0.02
 
 
 class BertModel(Section):
@@ -43,6 +42,8 @@ class BertModel(Section):
     dropout: float = Field(0.1, ge=0, lt=1)
     #: share of attention weights zeroed in training
     attention_dropout: float = Field(0.1, ge=0, lt=1)
+    #: spread of the first weights; narrow models learn sooner with a larger one
+    init_std: PositiveFloat = 0.02
     #: the words' embedding is the last layer of the head that names words
     tied: bool = True
 
@@ -164,7 +165,7 @@ class Bert(nn.Module):
         self.classifier = Classifier(section, vocabulary, self.embedding.word if section.tied else None)
         for name, param in self.named_parameters():
             if param.dim() > 1:
-                nn.init.normal_(param, std=_INIT_STD)
+                nn.init.normal_(param, std=section.init_std)
             elif name.endswith("bias"):
                 nn.init.zeros_(param)
 

@@ -137,7 +137,7 @@ def _draw_places(place: NDArray, num_best: int, path: Path) -> Path:
         axes.annotate(
             f"{value:.0f} %", (tick, value), xytext=(0, 8), textcoords="offset points", ha="center", color=figures.INK
         )
-    axes.set(xlim=(1, num_best), ylim=(0, min(100, max(1.0, 1.18 * share.max()))))
+    axes.set(xlim=(0.9, 1.1 * num_best), ylim=(0, min(100, max(1.0, 1.18 * share.max()))))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
     axes.set_xlabel("guesses that are looked at")
     axes.set_title("Masks whose true word is among the best guesses", pad=12)
