@@ -19,9 +19,9 @@ from podium.errors import UserError
 
 SplitName = Literal["train", "valid", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
-#: Folders of the standard library that are left out: tests (more than all the rest), tables of characters, and
-#: packages that others installed.
-_SKIPPED = {"test", "tests", "idle_test", "encodings", "site-packages", "__pycache__"}
+#: Folders of the standard library that are left out: tests (more than all the rest), tables of characters, manuals
+#: written as strings, and packages that others installed.
+_SKIPPED = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "__pycache__"}
 #: Shares of the documents, from the end: test, valid; the rest is for training.
 _SHARE = 0.05
 _PROSE = {".txt", ".md", ".rst"}
