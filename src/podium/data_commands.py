@@ -12,6 +12,7 @@ from podium.data.fetch import fetch
 from podium.data.hdf5 import open_hdf5
 from podium.data.idx import read_idx
 from podium.data.text import TextMake, is_text_folder, make_text, open_text, text_table
+from podium.data.tokens import open_tokens
 from podium.errors import UserError
 from podium.recipe import parse_override, read_yaml, validated
 from podium.table import Table
@@ -66,7 +67,9 @@ def info(path: Path) -> None:
     files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
     known = [table for table in map(_describe, files) if table is not None]
     if not known:
-        raise UserError(f"{path} holds no data that Podium reads (HDF5, IDX, meta YAML, text as tokens)")
+        raise UserError(
+            f"{path} holds no data that Podium reads (HDF5, IDX, meta YAML, text as tokens, indexed tokens)"
+        )
     for table in known:
         show_table(table)
 
@@ -79,6 +82,13 @@ def _describe(path: Path) -> Table | None:
         array = read_idx(path)
         row = [path.name, " × ".join(map(str, array.shape)), str(array.dtype), "gzip" if _is_gzip(path) else "plain"]
         return Table(f"{path.name} ({size})", ["array", "shape", "type", "layout"], [row])
+    if path.suffix == ".idx":
+        found = open_tokens(path)
+        assert found.sequences is not None
+        assert found.documents is not None
+        counts = [len(found.tokens), len(found.sequences) - 1, max(0, len(found.documents) - 1)]
+        row = [found.path.name, *(f"{count:,}" for count in counts), str(found.tokens.dtype)]
+        return Table(f"{path.name} ({size})", ["file", "tokens", "sequences", "documents", "type"], [row])
     if path.name.startswith("meta.") and path.suffix in (".yaml", ".yml"):
         info = read_yaml(path).get("dataInfo")
         if not isinstance(info, dict):

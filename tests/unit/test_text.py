@@ -108,6 +108,17 @@ def test_wordpiece_has_berts_special_tokens_first_and_none_in_sentences(books):
     assert cased.tokenizer.encode("The").ids != cased.tokenizer.encode("the").ids
 
 
+def test_wordpiece_keeps_the_most_frequent_characters_of_many(tmp_path):
+    letters = [chr(0x4E00 + number) for number in range(600)]
+    lines = "".join(f"{letter} " * (2 if place < 400 else 1) + "\n" for place, letter in enumerate(letters))
+    (tmp_path / "one.py").write_text(lines + "a-b ]^\\\n" * 90, encoding="utf-8")
+    text = make_text(TextMake(out=tmp_path / "out", input=tmp_path / "one.py", tokenizer="wordpiece", vocabulary=1100))
+    found = [text.tokenizer.encode(letter).ids[0] != text.special["[UNK]"] for letter in letters[:540]]
+    assert all(found[:400])
+    assert 90 < sum(found[400:]) < 100  # 500 in all, with the seven in the last lines
+    assert text.tokenizer.encode("a-b ]^\\").tokens == ["a", "-", "b", "]", "^", "\\"]
+
+
 def test_unknown_characters_still_give_a_token(books):
     char = made(books, "char").tokenizer
     assert char.encode("o漢w").tokens == ["o", "<unk>", "w"]

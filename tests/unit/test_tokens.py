@@ -8,6 +8,7 @@ import pytest
 from podium.data.arrays import empty_buffers
 from podium.data.tokens import TokenWindows, open_tokens
 from podium.errors import UserError
+from tests.processes import podium_here
 
 CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
@@ -104,6 +105,14 @@ def test_a_bad_index_is_told(tmp_path, changes, message):
     path = write_indexed(tmp_path, [[1, 2, 3], [4]], changes.pop("code", 8), **changes)
     with pytest.raises(UserError, match=message):
         open_tokens(path)
+
+
+def test_info_says_what_an_index_tells_of(tmp_path):
+    write_indexed(tmp_path, [[1, 2, 3], [4], [5, 6]], 8, documents=[0, 2, 3])
+    done = podium_here("data", "info", tmp_path)
+    assert done.returncode == 0, done.stderr
+    cells = [cell.strip() for cell in done.stdout.splitlines()[-2].strip("│").split("│")]
+    assert cells == ["text.bin", "6", "3", "2", "uint16"]
 
 
 def test_an_index_of_other_tokens_is_told(tmp_path):

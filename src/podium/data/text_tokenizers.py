@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from podium.errors import UserError
 
@@ -80,9 +80,8 @@ def _train_wordpiece(texts: Texts, vocabulary: int, lowercase: bool) -> Tokenize
         vocab_size=vocabulary, special_tokens=[*special, *kept, *pieces], show_progress=False
     )
     learning = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    learning.normalizer = normalizers.Sequence(
-        [normalizer, *(normalizers.Replace(character, " ") for character in sorted(counts.keys() - set(kept)))]
-    )
+    others = "[^\\s" + "".join(f"\\x{{{ord(character):x}}}" for character in kept) + "]"
+    learning.normalizer = normalizers.Sequence([normalizer, normalizers.Replace(Regex(others), " ")])
     learning.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     learning.train_from_iterator(texts(), trainer)
     tokenizer = Tokenizer(models.WordPiece(learning.get_vocab(), unk_token="[UNK]"))
