@@ -8,10 +8,12 @@ from torch import nn
 from podium.data.arrays import empty_buffers
 from podium.engine.update import PendingLosses
 from podium.errors import UserError
+from podium.huggingface import export, start_from
 from podium.optim.optimisers import OptimSection, build_optimiser
 from podium.prepare import prepare
 from podium.recipe import load_recipe
-from podium.workloads.bert import huggingface
+from podium.workloads.bert import huggingface, predict
+from podium.workloads.bert.corpus import SPECIAL
 from podium.workloads.bert.model import Bert, BertModel
 from podium.workloads.bert.workload import BertData, Workload
 from tests.conftest import TINY
@@ -167,7 +169,7 @@ def test_lamb_leaves_biases_alone_and_decays_no_norm():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["workload.model.size=large"], "size: large has layers = 24, not 4; size: custom takes any number"),
+        (["workload.model.size=large"], "size: large has layers = 24, not 2; size: custom takes any number"),
         (["workload.model.heads=3"], "hidden = 128 cannot be divided among 3 heads"),
         (["workload.model.layers=null"], "size: custom needs layers"),
         (["workload.data.source=tfrecord", "workload.data.packed=true"], "not with source: tfrecord"),
@@ -285,6 +287,88 @@ def test_a_random_model_knows_nothing():
         metrics = workload.loss(model, workload.example(8)).metrics
     assert float(metrics["mlm_loss"][0]) / metrics["mlm_loss"][1] == pytest.approx(np.log(30_522), rel=0.01)
     assert float(metrics["nsp_loss"][0]) / metrics["nsp_loss"][1] == pytest.approx(np.log(2), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "length", "sizes", "updates", "lr", "stages"),
+    [
+        ("pretrain_base_128", "base", 128, (32, 512, 4), 7038, 0.006, (1,)),
+        ("pretrain_base_128_pod4", "base", 128, (32, 2048, 1), 7038, 0.006, (0, 4, 4, 4)),
+        ("pretrain_base_512", "base", 512, (8, 512, 4), 2137, 0.002828, (1,)),
+        ("pretrain_large_128", "large", 128, (8, 2048, 4), 7038, 0.006, (3, 7, 7, 7)),
+        ("pretrain_large_128_pod64", "large", 128, (8, 512, 16), 7038, 0.006, (3, 7, 7, 7)),
+        ("pretrain_large_512", "large", 512, (2, 2048, 4), 2137, 0.002828, (3, 7, 7, 7)),
+    ],
+)
+def test_recipes_have_the_published_numbers(name, size, length, sizes, updates, lr, stages):
+    recipe = load_recipe(f"bert/{name}")
+    model, data, batch = recipe.workload.model, recipe.workload.data, recipe.batch
+    assert (model.size, model.norm_eps, model.attention_dropout) == (size, 1e-3, 0.0)
+    assert (data.length, data.layout.num_slots) == (length, 20 if length == 128 else 76)
+    assert (batch.micro, batch.accumulation, batch.replicas) == sizes
+    assert batch.global_batch == (65_536 if length == 128 else 16_384)
+    assert str(recipe.train.length) == f"{updates}up"
+    assert (recipe.optim.name, recipe.optim.lr, recipe.optim.value("bias_correction")) == ("lamb", lr, False)
+    assert str(recipe.schedule.warmup) == ("0.28of" if length == 128 else "0.128of")
+    assert recipe.precision.loss_scale == 16_384
+    assert recipe.parallel.stages == (stages if len(stages) > 1 else 1)
+
+
+def test_an_exported_model_is_read_by_hugging_face_and_gives_the_same(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="in the test extra")
+    workload = small_workload()
+    model = small_model(workload).eval()
+    export(workload, model, "bert", tmp_path / "out")
+    theirs = transformers.BertForPreTraining.from_pretrained(tmp_path / "out").eval()
+    batch = batch_of(workload, 4)
+    with torch.no_grad():
+        words, _ = model(*workload.inputs(batch))
+        expected = theirs(input_ids=batch["tokens"].long(), attention_mask=batch["sequence"].long(),
+                          token_type_ids=batch["segment"].long()).prediction_logits  # fmt: skip
+    rows = torch.arange(4)[:, None]
+    torch.testing.assert_close(words, expected[rows, batch["masked"].long()], rtol=0, atol=1e-4)
+    again = small_model(workload, 2)
+    start_from(workload, again, "bert", tmp_path / "out")
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+
+
+# --- after training ---------------------------------------------------------------------------------------------------
+
+
+class Words:
+    """Names tokens, as a tokenizer does."""
+
+    def id_to_token(self, token: int) -> str:
+        special = {number: name for name, number in SPECIAL.items()}
+        return special.get(token, f"##{token}" if token % 7 == 0 else f"w{token}")
+
+    def token_to_id(self, name: str) -> int:
+        return SPECIAL[name]
+
+
+@pytest.mark.parametrize("tokenizer", [Words(), None])
+def test_prediction_counts_and_names_the_words(tokenizer, tmp_path):
+    workload = small_workload(packed=True)
+    batch = batch_of(workload, 20)
+    target = batch["target"]
+    # Right at every second mask, and with the second guess at the others.
+    best = torch.where(torch.arange(target.shape[1]) % 2 == 0, target.clamp(min=0), (target.clamp(min=0) + 1) % 60)
+    logits = torch.nn.functional.one_hot(best, 60) * 9.0 + torch.nn.functional.one_hot(target.clamp(min=0), 60) * 5.0
+    pairs = torch.nn.functional.one_hot(batch["follows"].clamp(min=0), 2).float()
+    got = {name: tensor.numpy() for name, tensor in predict.best_words((logits, pairs)).items()}
+    prediction = predict.predict({name: rows.numpy() for name, rows in batch.items()}, got, tokenizer, tmp_path)
+    examples, summary = prediction.tables
+    used = target >= 0
+    right = 100 * float((used & (torch.arange(target.shape[1]) % 2 == 0)).sum() / used.sum())
+    assert summary.rows[0] == ["best guess", f"{right:.1f} %"]
+    assert summary.rows[1] == ["among the best 3", "100.0 %"]
+    assert summary.rows[-1] == ["next sentence or not", "100.0 %"]
+    assert len(examples.rows) > 5
+    for text, word, guesses in examples.rows:
+        assert "▁▁▁" in text
+        assert "[" not in text
+        assert any(guess.startswith(f"{word} ") for guess in guesses.split(", "))
+    assert all(picture.path.stat().st_size > 1000 for picture in prediction.pictures)
 
 
 @pytest.mark.slow
