@@ -401,8 +401,9 @@ def test_a_small_model_learns_from_text(tmp_path):
     recipe = load_recipe(TINY["bert"][0], [
         *TINY["bert"][1:], "workload.data.source=text", f"workload.data.path={tmp_path / 'text'}",
         "workload.model.vocabulary=null", "workload.data.redraw=pairs", "workload.model.dropout=0",
-        "workload.model.attention_dropout=0", "batch.micro=16", "train.length=400up", "optim.lr=3e-3", "valid.every=0",
+        "workload.model.attention_dropout=0", "workload.model.hidden=64", "batch.micro=16", "train.length=500up",
+        "valid.every=0",
     ])  # fmt: skip
     valid = train(recipe, tmp_path / "run").summary()["valid"]["last"]
-    assert valid["mlm_accuracy"] > 0.6
-    assert valid["nsp_accuracy"] > 0.6
+    assert valid["mlm_accuracy"] > 0.22  # 1/24 by chance, 1/6 once the kind of document is seen
+    assert valid["nsp_accuracy"] > 0.75

@@ -23,7 +23,7 @@ def write_text(
     folder: Path, num_documents=NUM_DOCUMENTS, num_sentences=40, regular=False, special: dict | None = None
 ) -> Path:
     """A folder as `podium data make text` writes it. Token = 5 + 50 · document + place, so that rows tell where they
-    come from; `regular`: 20 words in their order, others in each document of ten kinds."""
+    come from; `regular`: six words in their order, others in each of four kinds of documents."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     splits = {}
@@ -33,7 +33,7 @@ def write_text(
         documents = np.repeat(np.arange(num_documents), num_sentences)
         owner = np.repeat(documents, lengths)
         place = np.concatenate([np.arange(part.sum()) for part in sentences])
-        tokens = 5 + (20 * (owner % 10) + place % 20 if regular else 50 * owner + place % 50)
+        tokens = 5 + (6 * (owner % 4) + place % 6 if regular else 50 * owner + place % 50)
         tokens.astype("<u2").tofile(folder / f"{split}.bin")
         np.save(folder / f"{split}.sentences.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
         np.save(folder / f"{split}.documents.npy", np.arange(num_documents + 1, dtype=np.int64) * num_sentences)
