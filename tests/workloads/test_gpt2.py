@@ -285,6 +285,16 @@ def test_predict_takes_settings_of_its_own(trained):
     assert_user_error(podium_here("predict", trained.path, "optim.lr=1"), "optim.lr cannot be changed after training")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["16.16", "16.32"])
+def test_half_precision_and_recomputation_leave_prediction_and_export_working(mode, tmp_path):
+    extra = [f"precision={mode}", "parallel.recompute=true", "log.report=true", "train.length=5up"]
+    run = train(load_recipe(TINY["gpt2"][0], [*TINY["gpt2"][1:], *extra]), tmp_path / "run")
+    assert len((run.pictures / "samples.txt").read_text().split()) >= 60
+    assert podium_here("export", run.path).returncode == 0
+    assert (run.path / "huggingface" / "model.safetensors").is_file()
+
+
 # --- Hugging Face ---------------------------------------------------------------------------------------------------
 
 
