@@ -10,6 +10,24 @@ import pytest
 
 #: a few updates of each workload on generated data: dropout and batch norm included
 TINY = {
+    "bert": [
+        "bert/quick",
+        "workload.data.source=generated",
+        "workload.data.samples=160",
+        "workload.data.length=32",
+        "workload.model.layers=2",
+        "workload.model.hidden=32",
+        "workload.model.vocabulary=200",
+        "workload.model.dropout=0.1",
+        "workload.model.attention_dropout=0.1",
+        "batch.micro=8",
+        "train.length=2ep",
+        "valid.micro=6",
+        "engine.updates_per_call=5",
+        "log.tensorboard=false",
+        "log.report=false",
+        "engine.threads=1",
+    ],
     "cnn": [
         "cnn/quick",
         "workload.data.source=generated",
@@ -19,6 +37,29 @@ TINY = {
         "batch.micro=8",
         "train.length=2ep",
         "valid.micro=48",
+        "engine.updates_per_call=5",
+        "log.tensorboard=false",
+        "log.report=false",
+        "engine.threads=1",
+    ],
+    "gpt2": [
+        "gpt2/quick",
+        "workload.data.source=generated",
+        "workload.data.samples=160",
+        "workload.data.test_samples=40",
+        "workload.data.sample.tokens=20",
+        "workload.model.layers=2",
+        "workload.model.hidden=16",
+        "workload.model.heads=2",
+        "workload.model.context=12",
+        "workload.model.vocabulary=50",
+        "workload.model.dropout=0.1",
+        "batch.micro=8",
+        "train.length=2ep",
+        "valid.every=1ep",
+        "valid.micro=12",
+        "valid.max_samples=null",
+        "checkpoint.every=1ep",
         "engine.updates_per_call=5",
         "log.tensorboard=false",
         "log.report=false",
@@ -58,8 +99,11 @@ def _own_cache(tmp_path_factory):
     os.environ["PODIUM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
-#: the largest of them is for the whole suite only
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name == "cnn" else ()) for name in sorted(TINY)])
+#: the largest of them are for the whole suite only
+_SLOW = ("bert", "cnn", "gpt2")
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in sorted(TINY)])
 def tiny(request) -> list[str]:
     """Recipe name and overrides of a tiny training, for every workload."""
     return list(TINY[request.param])

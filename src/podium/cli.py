@@ -150,12 +150,38 @@ def validate(
 
 
 @app.command()
-def predict(run: RunFolder, checkpoint: WhichCheckpoint = "last") -> None:
+def predict(
+    run: RunFolder,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Keys of workload.data for this prediction.", show_default=False),
+    ] = None,
+    checkpoint: WhichCheckpoint = "last",
+) -> None:
     """Write the pictures and tables of a checkpoint into the run's report."""
     from podium import inspect_run
     from podium.run import open_run
 
-    inspect_run.predict(open_run(run), checkpoint)
+    inspect_run.predict(open_run(run), checkpoint, overrides or [])
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    form: Annotated[str, typer.Option("--format", help="huggingface.")] = "huggingface",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write.", show_default="huggingface in the run folder")
+    ] = None,
+    checkpoint: WhichCheckpoint = "last",
+) -> None:
+    """Write the model for other libraries: config.json, model.safetensors, tokenizer.json."""
+    from podium import inspect_run
+    from podium.errors import UserError
+    from podium.run import open_run
+
+    if form != "huggingface":
+        raise UserError(f"--format {form}: expected huggingface")
+    inspect_run.export(open_run(run), checkpoint, out)
 
 
 @app.command()
@@ -206,15 +232,20 @@ def doctor() -> None:
 
 @data_app.command("make")
 def data_make(
-    workload: Annotated[str, typer.Argument(help="A workload whose data can be simulated, e.g. neuron.")],
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="`text`, or a workload whose data can be simulated: `neuron`.")
+    ],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="e.g. samples=50000 out=data")
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="e.g. samples=50000 out=data; input=books tokenizer=bpe vocabulary=8192"
+        ),
     ] = None,
 ) -> None:
-    """Simulate a data set."""
+    """Make text into tokens, or simulate a data set."""
     from podium.data_commands import make
 
-    make(workload, options or [])
+    make(what, options or [])
 
 
 @data_app.command("info")

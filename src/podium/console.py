@@ -89,7 +89,11 @@ def _keep(text: str) -> None:
 def show_table(table: Table, *, message: bool = False) -> None:
     """A table on standard output, or on standard error where it is only a message by the way."""
     drawn = RichTable(
-        title=table.title or None, title_justify="left", title_style="bold", show_header=any(table.columns)
+        title=table.title or None,
+        title_justify="left",
+        title_style="bold",
+        show_header=any(table.columns),
+        show_lines=any(cell.count("\n") > 2 for row in table.rows for cell in row),  # texts, kept apart
     )
     for index, column in enumerate(table.columns):
         numeric = index > 0 and all(row[index][:1] in "+-−.0123456789" for row in table.rows)

@@ -1,4 +1,4 @@
-"""`podium data make | info | fetch`: simulate, look at and download data."""
+"""`podium data make | info | fetch`: make, look at and download data."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,20 +11,27 @@ from podium.console import err, out, show_table
 from podium.data.fetch import fetch
 from podium.data.hdf5 import open_hdf5
 from podium.data.idx import read_idx
+from podium.data.text import TextMake, is_text_folder, make_text, open_text, text_table
+from podium.data.tokens import open_tokens
 from podium.errors import UserError
 from podium.recipe import parse_override, read_yaml, validated
 from podium.table import Table
 from podium.workloads.base import WORKLOADS, workload_class
 
 
-def make(workload: str, options: Iterable[str]) -> None:
-    """Simulates the data of a workload; its own schema says which options there are."""
-    makers: dict[str, Any] = {name: cls for name in WORKLOADS if hasattr(cls := workload_class(name), "MakeSection")}
-    if workload not in makers:
-        raise UserError(f"data of {workload!r} cannot be made (can be: {', '.join(makers)})")
+def make(what: str, options: Iterable[str]) -> None:
+    """Makes text, or simulates the data of a workload; schemas of their own say which options there are."""
     tree = dict(parse_override(option) for option in options)
-    section = validated(makers[workload].MakeSection, tree)
-    makers[workload].make(section)
+    if what == "text":
+        text = make_text(validated(TextMake, tree))
+        show_table(text_table(text))
+        out.print(str(text.path), soft_wrap=True)
+        return
+    makers: dict[str, Any] = {name: cls for name in WORKLOADS if hasattr(cls := workload_class(name), "MakeSection")}
+    if what not in makers:
+        raise UserError(f"data of {what!r} cannot be made (can be: {', '.join(['text', *makers])})")
+    section = validated(makers[what].MakeSection, tree)
+    makers[what].make(section)
     out.print(str(section.out), soft_wrap=True)
 
 
@@ -54,10 +61,15 @@ def info(path: Path) -> None:
     """Says what is in a data file, or in every data file of a folder."""
     if not path.exists():
         raise UserError(f"{path} does not exist")
+    if is_text_folder(path):
+        show_table(text_table(open_text(path)))
+        return
     files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
     known = [table for table in map(_describe, files) if table is not None]
     if not known:
-        raise UserError(f"{path} holds no data that Podium reads (HDF5, IDX, meta YAML)")
+        raise UserError(
+            f"{path} holds no data that Podium reads (HDF5, IDX, meta YAML, text as tokens, indexed tokens)"
+        )
     for table in known:
         show_table(table)
 
@@ -70,6 +82,13 @@ def _describe(path: Path) -> Table | None:
         array = read_idx(path)
         row = [path.name, " × ".join(map(str, array.shape)), str(array.dtype), "gzip" if _is_gzip(path) else "plain"]
         return Table(f"{path.name} ({size})", ["array", "shape", "type", "layout"], [row])
+    if path.suffix == ".idx":
+        found = open_tokens(path)
+        assert found.sequences is not None
+        assert found.documents is not None
+        counts = [len(found.tokens), len(found.sequences) - 1, max(0, len(found.documents) - 1)]
+        row = [found.path.name, *(f"{count:,}" for count in counts), str(found.tokens.dtype)]
+        return Table(f"{path.name} ({size})", ["file", "tokens", "sequences", "documents", "type"], [row])
     if path.name.startswith("meta.") and path.suffix in (".yaml", ".yml"):
         info = read_yaml(path).get("dataInfo")
         if not isinstance(info, dict):

@@ -3,8 +3,9 @@
 Sums and counts are collected per micro-batch and divided once, so the tail of a split counts for what it holds.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,17 +63,24 @@ class ModelOutputs:
         self._model, self._workload = model, workload
         self._micro_batch, self._device = micro_batch, device
 
-    def __call__(self, split: Split, max_samples: int | None = None) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+    def __call__(
+        self, split: Split, max_samples: int | None = None, digest: Callable[[Any], Mapping[str, Tensor]] | None = None
+    ) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         fields: dict[str, list[NDArray]] = {}
-        outputs: list[NDArray] = []
+        outputs: dict[str, list[NDArray]] = {}
         source = self._workload.source(split)
         with _evaluation_mode(self._model):
             for batch in _micro_batches(source, self._micro_batch, self._device, max_samples, Instances.alone()):
                 output = self._model(*self._workload.inputs(batch))
-                outputs.append(output.cpu().numpy())
+                for name, rows in (digest(output) if digest else {"output": output}).items():
+                    outputs.setdefault(name, []).append(rows.cpu().numpy())
                 for name, rows in batch.items():
                     fields.setdefault(name, []).append(rows.cpu().numpy().copy())  # the feed reuses its buffers
-        return {name: np.concatenate(parts) for name, parts in fields.items()}, {"output": np.concatenate(outputs)}
+        return _joined(fields), _joined(outputs)
+
+
+def _joined(parts: Mapping[str, list[NDArray]]) -> dict[str, NDArray]:
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
 def _micro_batches(

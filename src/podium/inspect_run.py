@@ -1,14 +1,18 @@
 """What is done with a run after training: validate a checkpoint, predict with it, say how it ended."""
 
 import typing
+from collections.abc import Iterable
+from pathlib import Path
 
 from podium import checkpoint as checkpoints
+from podium import huggingface
 from podium.averaging import Method, averaged
 from podium.checkpoint import Checkpoint
 from podium.console import number, out, say, show_table, warn
 from podium.errors import UserError
 from podium.evaluate import evaluate
 from podium.prepare import Prepared, prepare
+from podium.recipe import Recipe, parse_override, recipe_with
 from podium.run import Run
 from podium.table import Table
 from podium.workloads.base import Split
@@ -84,11 +88,15 @@ def _evaluated(prepared: Prepared, split: Split) -> dict[str, float]:
     )
 
 
-def predict(run: Run, which: str) -> None:
-    """Draws the pictures of a checkpoint anew and shows its tables."""
+def predict(run: Run, which: str, overrides: Iterable[str] = ()) -> None:
+    """Draws the pictures of a checkpoint anew and shows its tables; `overrides` change `workload.data` for it."""
     from podium.report import write_report  # draws with matplotlib, which takes long to import
 
-    prepared, found = _restored(run, which)
+    keys = dict(map(parse_override, overrides))
+    for key in keys:
+        if not key.startswith("workload.data."):
+            raise UserError(f"{key} cannot be changed after training: only keys of workload.data can")
+    prepared, found = _restored(run, which, recipe_with(run.recipe(), keys))
     say(f"predicting with the checkpoint of update {found.update}")
     prediction = write_report(run, prepared.workload, prepared.model, prepared.device, prepared.recipe.valid.micro)
     for table in prediction.tables:
@@ -119,15 +127,24 @@ def tell_end(run: Run) -> None:
         out.print(f"final validation loss: {loss:.4f}")
 
 
-def _restored(run: Run, which: str) -> tuple[Prepared, Checkpoint]:
+def export(run: Run, which: str, folder: Path | None) -> None:
+    """Writes a checkpoint's model as Hugging Face's libraries read it."""
+    prepared, found = _restored(run, which)
+    folder = folder or run.path / "huggingface"
+    say(f"exporting the checkpoint of update {found.update}")
+    for path in huggingface.export(prepared.workload, prepared.model, prepared.recipe.workload.name, folder):
+        out.print(str(path), soft_wrap=True)
+
+
+def _restored(run: Run, which: str, recipe: Recipe | None = None) -> tuple[Prepared, Checkpoint]:
     found = _find(run, which)
-    prepared = _prepared(run)
+    prepared = _prepared(run, recipe)
     found.restore(prepared.model)
     return prepared, found
 
 
-def _prepared(run: Run) -> Prepared:
-    return prepare(run.recipe(), threads=run.environment().get("threads_per_replica"))
+def _prepared(run: Run, recipe: Recipe | None = None) -> Prepared:
+    return prepare(recipe or run.recipe(), threads=run.environment().get("threads_per_replica"))
 
 
 def _find(run: Run, which: str) -> Checkpoint:

@@ -19,6 +19,7 @@ from podium.engine.randomness import seed_torch
 from podium.engine.recompute import apply_recompute
 from podium.engine.span import check_span, largest_span
 from podium.errors import UserError
+from podium.huggingface import start_from
 from podium.optim.optimisers import Optimiser, build_optimiser
 from podium.optim.scaling import scaled_lr
 from podium.optim.schedules import Schedule, build_schedule
@@ -120,6 +121,13 @@ def prepare(
         instances or Instances.alone(), device, threads, busy, Lengths(updates_per_epoch, total_updates, global_batch),
         average=None if (method := recipe.average.method) == "none" else WeightAverage(method, recipe.average.decay),
     )  # fmt: skip
+
+
+def take_initial_weights(prepared: Prepared) -> None:
+    """Gives a new training the weights that its recipe starts from, where it names any."""
+    workload = prepared.recipe.workload
+    if workload.init_from is not None:
+        start_from(prepared.workload, prepared.model, workload.name, workload.init_from)
 
 
 def threads_per_replica(recipe: Recipe, topology: Topology | None) -> int:

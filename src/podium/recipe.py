@@ -56,6 +56,8 @@ class WorkloadSection(Section):
     name: str
     model: Any
     data: Any
+    #: folder in Hugging Face's form whose weights a new training starts from
+    init_from: Path | None = None
 
 
 class Recipe(Section):

@@ -24,7 +24,7 @@ from podium.errors import Interrupted, TrainingFailed, UserError
 from podium.evaluate import evaluate
 from podium.interrupt import StopRequest, resume_continues
 from podium.parallel import check_trainable
-from podium.prepare import Prepared, prepare, threads_per_replica
+from podium.prepare import Prepared, prepare, take_initial_weights, threads_per_replica
 from podium.progress import Meter, Progress, facts, summary
 from podium.recipe import Recipe
 from podium.run import Run, create_run, differing_conditions, environment
@@ -57,6 +57,7 @@ def train(
         stop.answer_at_once()
         threads = agreed(instances, {"threads": threads_per_replica(recipe, topology)})["threads"]
         prepared = prepare(recipe, topology, instances, threads)
+        take_initial_weights(prepared)
         stop.begin(instances)
         if instances.index == 0:
             run = create_run(out, recipe, environment(prepared.threads, prepared.device, prepared.busy_threads))
@@ -98,6 +99,7 @@ def resume(
         found = checkpoint.shared(checkpoint.load_latest(run.checkpoints, console.warn) if lead else None, instances)
         if found is None:
             console.say(f"{run.path} has no checkpoint yet: starting from the beginning")
+            take_initial_weights(prepared)
         elif (
             found.update >= total
             and not again

@@ -18,9 +18,14 @@ pytestmark = pytest.mark.slow
 EIGHT = ["batch.micro=4", "batch.accumulation=2", "batch.replicas=8", "optim.clip_norm=0.5", "schedule.warmup=3up",
          "train.length=8up", "valid.every=4up"]  # fmt: skip
 #: cnn: statistics shared by two replicas, images mixed, half precision rounded by chance, an average of the weights
+#: gpt2: blocks computed again in backward, in half precision
+#: bert: packed rows with masks drawn anew, lamb
 OWN = {
+    "bert": ["workload.data.samples=256", "workload.data.packed=true", "workload.data.redraw=pairs",
+             "optim.name=lamb", "optim.bias_correction=false"],
     "cnn": ["workload.data.samples=256", "workload.model.norm.span=2", "workload.data.augment.mixup=0.2",
             "workload.data.augment.cutmix=1.0", "precision=16.16", "average.method=exponential", "average.every=2up"],
+    "gpt2": ["workload.data.samples=256", "parallel.recompute=true", "precision=16.32"],
     "mnist": ["workload.data.generated_train=512"],
     "neuron": ["workload.data.samples=256"],
 }  # fmt: skip

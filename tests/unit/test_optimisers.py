@@ -23,7 +23,7 @@ from podium.optim.optimisers import (
     state_tensors,
     step,
 )
-from podium.workloads.base import by_dimension
+from podium.workloads.base import ParamGroup, by_dimension
 
 COUNT = 24.0
 
@@ -300,6 +300,17 @@ def test_weight_decay_exclusions():
     assert kept == {"0.weight", "1.weight", "3.weight"}
     with pytest.raises(UserError, match="'head' fits no parameter"):
         decay_by_name(model, no_decay=["head"])
+
+
+def test_a_group_without_weight_decay_may_have_a_trust_ratio():
+    model = small_model()
+    groups = by_dimension(model)
+    groups[1] = ParamGroup("norms", groups[1].params, weight_decay=False, trust_ratio=True)
+    optimiser = build_optimiser(OptimSection(name="lamb", lr=0.1), model, groups)
+    assert sorted((group["weight_decay"], group["adapt"]) for group in optimiser.param_groups) == [
+        (0.0, True),
+        (0.01, True),
+    ]
 
 
 def test_parameters_treated_alike_are_one_group():

@@ -143,12 +143,16 @@ def build_optimiser(section: OptimSection, model: nn.Module, groups: list[ParamG
     for pattern in section.no_decay:
         if not any(fnmatchcase(name, pattern) for name in named):
             raise UserError(f"optim.no_decay: {pattern!r} fits no parameter; the first one is {next(iter(named))!r}")
-    decaying = {name for group in groups if group.weight_decay or section.decay_all for name in group.params}
-    decaying -= {name for name in decaying for pattern in section.no_decay if fnmatchcase(name, pattern)}
+    excluded = {name for name in named for pattern in section.no_decay if fnmatchcase(name, pattern)}
+    decaying, adapted = set(), set()
+    for group in groups:
+        trust_ratio = group.weight_decay if group.trust_ratio is None else group.trust_ratio
+        decaying |= set(group.params) - excluded if group.weight_decay or section.decay_all else set()
+        adapted |= set(group.params) - excluded if trust_ratio or section.decay_all else set()
     alike: dict[tuple, list[nn.Parameter]] = {}
     for name, param in named.items():
         weight_decay = section.value("weight_decay") if name in decaying else 0.0
-        adapt = section.name in _LAYERWISE and name in decaying  # also where the weight decay is 0
+        adapt = section.name in _LAYERWISE and name in adapted  # also where the weight decay is 0
         alike.setdefault((weight_decay, adapt, param.device, param.dtype), []).append(param)
     return Optimiser(
         section,

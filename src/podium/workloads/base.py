@@ -5,10 +5,10 @@ its two recipe sections. It imports `data`, `layers` and this module, never the 
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor, nn
 
@@ -21,9 +21,11 @@ Batch = Mapping[str, Tensor]
 
 #: name -> module that holds its `Workload` class
 WORKLOADS = {
+    "bert": "podium.workloads.bert.workload",
     "mnist": "podium.workloads.mnist.workload",
     "cnn": "podium.workloads.cnn.workload",
     "neuron": "podium.workloads.neuron.workload",
+    "gpt2": "podium.workloads.gpt2.workload",
 }
 
 
@@ -55,6 +57,8 @@ class ParamGroup:
     name: str
     params: list[str]
     weight_decay: bool = True
+    #: of optimisers that have one (lars, lamb); None: where there is weight decay
+    trust_ratio: bool | None = None
 
 
 def by_dimension(model: nn.Module) -> list[ParamGroup]:
@@ -88,6 +92,11 @@ class Workload(Protocol):
     """The contract: about eight members, everything else is the system's.
 
     A workload whose data can be simulated also has `MakeSection` and a static `make(section)`, for `podium data make`.
+    One whose model Hugging Face's libraries know also has, for `podium export` and `workload.init_from`:
+
+        to_huggingface(model)                      (config.json as a mapping, tensors by their names there)
+        from_huggingface(model, config, tensors)   copies the weights; UserError where they are another model's
+        tokenizer_file()                           the `tokenizer.json` of its data, or None
     """
 
     #: schemas of `workload.model` and `workload.data`
@@ -132,8 +141,13 @@ class Workload(Protocol):
 class Outputs(Protocol):
     """Runs the model over a split in evaluation mode; handed to `predict` so that no workload writes that loop."""
 
-    def __call__(self, split: Split, max_samples: int | None = None) -> tuple[dict, dict]:
-        """(inputs and targets, model outputs) as numpy arrays by name; outputs are under `"output"`."""
+    def __call__(
+        self, split: Split, max_samples: int | None = None, digest: Callable[[Any], Mapping[str, Tensor]] | None = None
+    ) -> tuple[dict, dict]:
+        """(inputs and targets, model outputs) as numpy arrays by name.
+
+        A model's only output is under `"output"`; `digest` makes named tensors of what it returns for a micro-batch.
+        """
         ...
 
 

@@ -7,13 +7,7 @@ Owns `workload.data`. The layout is a folder with
                                      <domain>_frames (samples, bins, probes), <domain>_unitStar_par (samples, 15)
 """
 
-import fcntl
 import math
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -32,6 +26,7 @@ from podium.data.arrays import Field, Source, empty_buffers
 from podium.data.cache import cache_folder
 from podium.data.generated import GeneratedSource
 from podium.data.hdf5 import Hdf5Array, Hdf5Source, budget_bytes
+from podium.data.made import made_once
 from podium.errors import UserError
 from podium.schema import Section
 from podium.workloads.base import Split
@@ -319,22 +314,11 @@ def simulated_folder(samples: int, seed: int) -> Path:
     if folder.is_dir():
         _say(f"Simulated cells: {samples:,} for training, kept in {folder}")
         return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.with_name(f"{folder.name}.lock")):
-            if not folder.is_dir():
-                # Put in place by one rename: who finds the folder finds it complete, whoever made it.
-                aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-                try:
-                    simulate_shown(aside, samples, seed=seed, cell=_SIMULATED_CELL)
-                    aside.chmod(0o755)
-                    with suppress(FileExistsError):
-                        _rename_unless_there(aside, folder)
-                finally:
-                    shutil.rmtree(aside, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"The simulated cells cannot be kept in {folder}: {error.strerror or error}.") from error
-    return folder
+
+    def make(aside: Path) -> None:
+        simulate_shown(aside, samples, seed=seed, cell=_SIMULATED_CELL)
+
+    return made_once(folder, make, "The simulated cells")
 
 
 def simulate_shown(folder: Path, samples: int, **options: Any) -> None:
@@ -349,27 +333,6 @@ def simulate_shown(folder: Path, samples: int, **options: Any) -> None:
             folder, samples, progress=lambda done, total: bar.update(task, completed=done, total=total), **options
         )
     _say(f"Simulated {made.cells:,} cells in {made.seconds:.1f} s: {made.cells_per_second:,.0f} cells/s")
-
-
-def _rename_unless_there(aside: Path, folder: Path) -> None:
-    try:
-        aside.rename(folder)
-    except OSError as error:
-        if folder.is_dir():  # somebody else was faster, and made the same
-            raise FileExistsError from error
-        raise
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Lets one process of a host in at a time, so that the others find the work done instead of repeating it."""
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        with suppress(OSError):  # file systems without locks: the rename alone keeps it correct
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _say(text: str) -> None:
