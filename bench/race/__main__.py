@@ -11,9 +11,11 @@ PyTorch loop    as its tutorials write it, with a DataLoader (and once more with
                 and torch's number of threads.
 Lightning       its Trainer with logger, checkpoints, progress bar and summary switched off.
 Accelerate      the loop of its tutorials.
+Trainer         Hugging Face's, with the library's own model of the same weights; only for BERT and GPT-2.
 
-All train the workload's own module from the same initial weights. The others find the samples ready as float tensors
-in memory (Podium keeps them as stored, and converts them while it trains), save nothing and look at no loss.
+All start from the same weights, and all but the last train the workload's own module. The others find the samples ready
+as tensors in memory, images as floats (Podium keeps them as stored, and converts them while it trains), save nothing
+and look at no loss.
 
 For every lane, first each contender trains 100 updates without dropout; afterwards all must have the plain loop's loss
 (within rounding, see `page.py`), or the lane is void and the exit code 1. Then rounds: in each one, every contender
@@ -26,7 +28,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.race.contenders import CONTENDERS, PLAIN
+from bench.race.contenders import CONTENDERS, PLAIN, TRANSFORMERS
 from bench.race.heat import Heat
 from bench.race.lane import build_workload
 from bench.race.lanes import LANES
@@ -73,6 +75,8 @@ def race(lane_name: str, contenders: list[str], num_rounds: int, seconds: float,
     recipe = lane.load(folder)
     build_workload(recipe).source("train")  # makes data that is simulated
     result = LaneResult(lane, flops_per_sample(lane, recipe))
+    if lane.for_transformers is None:
+        contenders = [name for name in contenders if name != TRANSFORMERS]
 
     guesses = {}
     for contender in [PLAIN, *(name for name in contenders if name != PLAIN)]:

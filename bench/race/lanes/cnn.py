@@ -19,7 +19,6 @@ _PLAIN = (
     "workload.data.augment.pad_crop=0",
     "workload.data.augment.flip=false",
     "workload.data.augment.label_smoothing=0",
-    "engine.updates_per_call=5",
 )
 
 
@@ -54,11 +53,11 @@ def _lane(name: str, title: str, recipe: str, lr: float, *overrides: str) -> Lan
 LANES = [
     _lane(
         "resnet20-128", "ResNet-20, 32², micro-batch 128", "cnn/quick", 0.001,
-        "workload.model.size=20", "workload.data.samples=256", "batch.micro=128",
+        "workload.model.size=20", "workload.data.samples=256", "batch.micro=128", "engine.updates_per_call=5",
     ),
     _lane(
         "resnet50-8", "ResNet-50, 224², micro-batch 8", "cnn/resnet50", 0.0003,
         "workload.data.source=generated", "workload.data.samples=64", "workload.model.num_classes=10",
-        "batch.micro=8", "optim.scale=none", "optim.base_batch=null",
+        "batch.micro=8", "optim.scale=none", "optim.base_batch=null", "engine.updates_per_call=1",
     ),
 ]  # fmt: skip
