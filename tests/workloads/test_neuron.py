@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
+from podium.data import made as made_data
 from podium.data.arrays import empty_buffers
 from podium.data.hdf5 import Hdf5Source
 from podium.errors import UserError
@@ -409,13 +410,13 @@ def test_a_failed_simulation_leaves_nothing_behind(cache, made, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(simulate, "make_dataset", disk_full)
-    with pytest.raises(UserError, match="No space left on device"):
+    with pytest.raises(UserError, match="the disk is full"):
         workload(source="simulated", samples=50).source("train")
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
 def test_makers_at_the_same_time_agree_on_one_data_set(cache, made, monkeypatch):
-    monkeypatch.setattr(neuron_data.fcntl, "flock", lambda *_: None)  # as where locks do not reach
+    monkeypatch.setattr(made_data.fcntl, "flock", lambda *_: None)  # as where locks do not reach
     together = threading.Barrier(2)
     plain = simulate.make_dataset
 
