@@ -102,7 +102,7 @@ def race(lane_name: str, contenders: list[str], num_rounds: int, seconds: float,
             guesses[contender] = done.samples_per_second
             if number:
                 result.rates[contender].append(done.samples_per_second)
-            rate = f"{done.samples_per_second:,.0f} samples/s over {done.seconds:.1f} s"
+            rate = f"{done.samples_per_second:,.2f} samples/s over {done.seconds:.1f} s"
             _say(f"{lane_name}, round {number} of {num_rounds}: {contender}: {rate}")
     return result
 

@@ -80,11 +80,16 @@ def _row(result: LaneResult, contender: str, peak: float) -> str:
     if contender in result.rates:
         rates, middle = result.rates[contender], result.median(contender)
         share = middle * result.flops_per_sample / peak
-        cells = [f"{middle:,.0f}", f"{min(rates):,.0f} … {max(rates):,.0f}", _ratio(result, contender), f"{share:.0%}"]
+        spread = f"{_rate(min(rates))} … {_rate(max(rates))}"
+        cells = [_rate(middle), spread, _ratio(result, contender), f"{share:.0%}"]
     else:
         cells = ["void" if result.void else "–", "", "", ""]
     shown = [result.lane.title, f"**{title}**" if contender == PODIUM else title, *cells, _loss(result, contender)]
     return f"| {' | '.join(shown)} |"
+
+
+def _rate(samples_per_second: float) -> str:
+    return f"{samples_per_second:,.0f}" if samples_per_second >= 100 else f"{samples_per_second:.3g}"
 
 
 def _ratio(result: LaneResult, contender: str) -> str:
@@ -128,9 +133,14 @@ def merged(earlier: str, page: str) -> str:
     kept = [row for row in _rows(earlier) if _title(row) not in titles]
     if not kept:
         return page
-    lanes = ", ".join(dict.fromkeys(map(_title, kept)))
-    before = [line for line in earlier.splitlines() if line.startswith(_EARLIER)]
-    return "\n".join([page.rstrip("\n"), *kept, "", f"{_EARLIER} {lanes}: {earlier.splitlines()[2]}", *before, ""])
+    # A lane was raced when the last line that names it says, or else when the page itself was.
+    lines = [line for line in earlier.splitlines() if line.startswith(_EARLIER)]
+    lanes: dict[str, list[str]] = {}
+    for title in dict.fromkeys(map(_title, kept)):
+        told = [line.split(": ", 2)[2] for line in lines if title in line.split(": ", 2)[1]]
+        lanes.setdefault(told[-1] if told else earlier.splitlines()[2], []).append(title)
+    before = [f"{_EARLIER} {'; '.join(titles)}: {how}" for how, titles in lanes.items()]
+    return "\n".join([page.rstrip("\n"), *kept, "", "\n\n".join(before), ""])
 
 
 _EARLIER = "Raced before:"

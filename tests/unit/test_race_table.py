@@ -31,3 +31,13 @@ def test_one_lane_anew_leaves_the_others():
     assert "today" in text
     assert "Raced before: a: last week, a machine" in text
     assert "Raced before" not in merged(text, earlier.replace("last week", "tomorrow"))
+
+
+def test_every_lane_says_when_it_was_raced():
+    head = "| lane | contender | rate |\n|---|---|---|\n"
+    text = f"# The race\n\nlast week; a machine\n\n{head}| a, small | **Podium** | 1 |\n"
+    for day, lane in (("yesterday", "b, small"), ("at noon", "a, large"), ("tonight", "b, small")):
+        text = merged(text, f"# The race\n\n{day}; a machine\n\n{head}| {lane} | **Podium** | 4 |\n")
+    before = [line for line in text.splitlines() if line.startswith("Raced before")]
+    assert text.splitlines()[2] == "tonight; a machine"
+    assert before == ["Raced before: a, large: at noon; a machine", "Raced before: a, small: last week; a machine"]
