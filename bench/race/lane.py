@@ -51,8 +51,8 @@ class Lane:
     make_data: Callable[[Path], None] = lambda folder: None
     #: samples as the feed delivers them -> as a tutorial has them in memory
     as_tensors: Callable[[Recipe, dict[str, NDArray]], dict[str, NDArray]] = lambda recipe, buffers: buffers
-    #: the fields in order -> as Hugging Face's model of the same kind names them; None: it has none
-    for_transformers: Callable[..., dict[str, Tensor]] | None = None
+    #: fields by name -> as Hugging Face's model of the same kind names them; None: it has none
+    for_transformers: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
 
     def all_overrides(self, folder: Path, not_random: bool) -> list[str]:
         texts = (*_AS_OTHERS_DO, *self.overrides, *(self.not_random if not_random else ()))

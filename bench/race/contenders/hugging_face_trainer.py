@@ -57,7 +57,7 @@ def race(heat: Heat) -> Outcome:
     task, watch = heat.task(), Stopwatch(heat)
     assert heat.lane.for_transformers is not None
     model = their_model(heat, task.model)
-    fields = heat.lane.for_transformers(*task.dataset.tensors)
+    fields = heat.lane.for_transformers(dict(zip(task.fields, task.dataset.tensors, strict=True)))
     optimiser = heat.lane.optimiser(model.parameters())
     trainer = Trainer(
         task.order,

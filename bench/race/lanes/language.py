@@ -40,27 +40,19 @@ def bert_loss(
     return word_loss + F.cross_entropy(pairs.flatten(0, 1), follows.flatten())
 
 
-def bert_for_transformers(
-    tokens: Tensor,
-    segment: Tensor,
-    position: Tensor,
-    sequence: Tensor,
-    masked: Tensor,
-    target: Tensor,
-    first: Tensor,
-    follows: Tensor,
-) -> dict[str, Tensor]:
+def bert_for_transformers(fields: dict[str, Tensor]) -> dict[str, Tensor]:
     """The samples as `BertForPreTraining` wants them: what is to be named stands at its place in the row."""
-    labels = torch.full(tokens.shape, _NO_TOKEN)
+    masked, target = fields["masked"], fields["target"]
+    labels = torch.full(fields["tokens"].shape, _NO_TOKEN)
     used = target >= 0
-    rows = torch.arange(len(tokens))[:, None].expand_as(masked)
+    rows = torch.arange(len(labels))[:, None].expand_as(masked)
     labels[rows[used], masked[used].long()] = target[used]
     return {
-        "input_ids": tokens.long(),
-        "token_type_ids": segment.long(),
-        "attention_mask": (sequence > 0).long(),
+        "input_ids": fields["tokens"].long(),
+        "token_type_ids": fields["segment"].long(),
+        "attention_mask": (fields["sequence"] > 0).long(),
         "labels": labels,
-        "next_sentence_label": follows[:, 0],
+        "next_sentence_label": fields["follows"][:, 0],
     }
 
 
@@ -68,9 +60,9 @@ def gpt2_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten().long())
 
 
-def gpt2_for_transformers(tokens: Tensor) -> dict[str, Tensor]:
+def gpt2_for_transformers(fields: dict[str, Tensor]) -> dict[str, Tensor]:
     """Labels are moved on by one already: else `GPT2LMHeadModel` does it, and never asks for the last token."""
-    tokens = tokens.long()
+    tokens = fields["tokens"].long()
     return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "shift_labels": tokens[:, 1:]}
 
 
