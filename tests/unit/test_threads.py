@@ -70,7 +70,7 @@ def test_the_feed_and_the_saver_are_one_thread_each():
     ],
 )
 def test_a_replica_keeps_as_many_threads_busy_as_its_micro_batches_are_worth(recipe, micro, threads, busy):
-    loaded = load_recipe(recipe, [])
+    loaded = load_recipe(recipe, ["workload.data.source=generated"])
     workload = workload_class(loaded.workload.name)(loaded.workload.model, loaded.workload.data)
     model = workload.build_model().train()
     before = [buffer.clone() for buffer in model.buffers()]

@@ -136,3 +136,11 @@ def test_an_image_too_small_for_the_kernel_is_told_by_torch():
     apply_layout(model, "channels_last")
     with pytest.raises(RuntimeError, match="Kernel size"):
         model(torch.randn(1, 16, 2, 2))
+
+
+def test_what_follows_may_write_into_the_output():
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU(inplace=True), nn.Conv2d(16, 16, 3), nn.MaxPool2d(2))
+    model.append(nn.Dropout(0.5, inplace=True))
+    apply_layout(model, "channels_last")
+    model(torch.randn(2, 16, 12, 12)).sum().backward()
+    assert model[0].weight.grad.isfinite().all()

@@ -292,6 +292,7 @@ def test_prediction_without_a_mistake_says_so(folder, form):
     assert prediction.tables[0].rows[3][0] == "kind 3"
 
 
+@pytest.mark.slow
 @needs_fashion
 def test_fashion_mnist_is_learnt_from_its_own_files(tmp_path):
     # Small in every way: this is about the path from the files to the table, not about the best accuracy.

@@ -220,6 +220,7 @@ print((sizes[599] - sizes[100]) / 2**20)
     assert float(ended.stdout.split()[-1]) < 8  # MB
 
 
+@pytest.mark.slow
 def test_half_precision_with_an_automatic_scale_and_an_average_resumes_to_the_bit(tmp_path):
     overrides = ["precision=16.16", "precision.loss_scale=auto", "average=exponential",
                  "average.every=3up", "schedule.warmup=0", "train.length=20up", "checkpoint.every=5up",

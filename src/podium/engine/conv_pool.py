@@ -33,8 +33,9 @@ class ConvPool(torch.autograd.Function):
         n, c, h, w = image.shape
         num_out, _, a, b = weight.shape
         geometry = geometry_of((h, w, c), (a, b), num_out, window, relu)
-        shape = (n, *geometry.pooled, num_out)
-        pooled, chosen = image.new_empty(shape), torch.empty(shape, dtype=torch.uint8)
+        result = winograd.channels_last_empty(n, num_out, *geometry.pooled)
+        pooled = result.permute(0, 2, 3, 1)
+        chosen = torch.empty(pooled.shape, dtype=torch.uint8)
         if geometry.small:
             taps, bias_of = weight.permute(0, 2, 3, 1), None if bias is None else bias.contiguous()
             convolve_and_pool(geometry, image.permute(0, 2, 3, 1).contiguous(), taps, bias_of, pooled, chosen)
@@ -51,7 +52,7 @@ class ConvPool(torch.autograd.Function):
                 pool(geometry, conv, pooled[part], chosen[part])
         ctx.save_for_backward(image, weight, chosen)
         ctx.geometry, ctx.has_bias = geometry, bias is not None
-        return pooled.permute(0, 3, 1, 2)
+        return result
 
     @staticmethod
     @torch.autograd.function.once_differentiable

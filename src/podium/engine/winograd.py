@@ -97,7 +97,10 @@ class Convolution(torch.autograd.Function):
         high, wide = (size + 2 * around - 2 for size, around in zip((h, w), padding, strict=True))
         ctx.geometry = Geometry((h, w, c), (high, wide, len(kernel)), padding)
         ctx.save_for_backward(image, kernel)
-        return convolved(image.permute(0, 2, 3, 1), kernel, bias, ctx.geometry).permute(0, 3, 1, 2)
+        # No view of what was made: torch lets nobody write into such a one in place.
+        output = channels_last_empty(len(image), len(kernel), high, wide)
+        convolved(image.permute(0, 2, 3, 1), kernel, bias, ctx.geometry, output.permute(0, 2, 3, 1))
+        return output
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -111,11 +114,20 @@ class Convolution(torch.autograd.Function):
         return of_image, of_kernel, of_bias, None
 
 
-def convolved(image: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+def channels_last_empty(*shape: int) -> Tensor:
+    """(n, c, h, w) of floats on the CPU, whose elements lie as (n, h, w, c)."""
+    _, c, h, w = shape
+    return torch.empty_strided(shape, (c * h * w, 1, c * w, c))
+
+
+def convolved(
+    image: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry, output: Tensor | None = None
+) -> Tensor:
     """The output; it may be smaller than all there is, in which case the rest is left out."""
     routine, num_scratch = _convolution(geometry, bias is not None)
     num_pieces = min(len(image) * geometry.num_blocks, 4 * torch.get_num_threads())
-    output = image.new_empty(len(image), *geometry.output)
+    if output is None:
+        output = image.new_empty(len(image), *geometry.output)
     scratch = image.new_empty(num_pieces, num_scratch)
     routine(num_pieces, len(image), image, _transformed(kernel), 0 if bias is None else bias, output, scratch)
     return output
