@@ -19,6 +19,7 @@ from llvmlite import binding, ir
 from torch import Tensor
 
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+WIDTH = 8  # floats of a vector: one AVX register; LLVM makes two or a half of it elsewhere
 Value = Any  # llvmlite's classes are built at run time: a type checker knows nothing of them
 
 

@@ -17,9 +17,8 @@ import torch
 from llvmlite import ir
 from torch import Tensor, nn
 
-from podium.engine.machine_code import FLOAT, Code, Routine, Value, number
+from podium.engine.machine_code import FLOAT, WIDTH, Code, Routine, Value, number
 
-_WIDTH = 8
 #: values of a piece: what stays in a core's cache; and rows, as single precision adds up no more without loss
 _PIECE, _MOST_ROWS = 1 << 16, 2048
 #: fewer values are not worth the call
@@ -35,7 +34,7 @@ def fits(norm: nn.Module, x: Tensor) -> bool:
         and norm.track_running_stats
         and norm.momentum is not None
         and x.dim() == 4
-        and x.shape[1] % _WIDTH == 0
+        and x.shape[1] % WIDTH == 0
         and x.numel() >= _LEAST_VALUES
     )
 
@@ -144,11 +143,11 @@ def _at(code: Code, row: Value, c: Value, channel: Value, lane: int) -> Value:
 
 
 def _zero() -> Value:
-    return ir.Constant(ir.VectorType(FLOAT, _WIDTH), [0.0] * _WIDTH)
+    return ir.Constant(ir.VectorType(FLOAT, WIDTH), [0.0] * WIDTH)
 
 
 def _lanes(group: int) -> range:
-    return range(0, group, _WIDTH)
+    return range(0, group, WIDTH)
 
 
 def _store_sums(code: Code, out: Value, piece: Value, c: Value, channel: Value, kinds: list[list[Value]]) -> None:
@@ -156,7 +155,7 @@ def _store_sums(code: Code, out: Value, piece: Value, c: Value, channel: Value, 
     for kind, vectors in enumerate(kinds):
         row = code.plus(code.times(piece, len(kinds)), number(kind))
         for lane, vector in enumerate(vectors):
-            code.store_vector(vector, out, _at(code, row, c, channel, lane * _WIDTH))
+            code.store_vector(vector, out, _at(code, row, c, channel, lane * WIDTH))
 
 
 @functools.cache
@@ -167,12 +166,12 @@ def _sums(group: int) -> Routine:
     with code.every_piece() as piece:
         first, num = _piece_rows(code, piece, rows, per_piece)
         with code.loop(number(0), c, group) as channel:
-            origin = [code.vector(of_x, _at(code, first, c, channel, lane), _WIDTH) for lane in _lanes(group)]
+            origin = [code.vector(of_x, _at(code, first, c, channel, lane), WIDTH) for lane in _lanes(group)]
 
             def turn(index: Value, values: list[Value]) -> list[Value]:
                 half = len(values) // 2
                 row = code.plus(first, index)
-                found = [code.vector(of_x, _at(code, row, c, channel, lane), _WIDTH) for lane in _lanes(group)]
+                found = [code.vector(of_x, _at(code, row, c, channel, lane), WIDTH) for lane in _lanes(group)]
                 apart = [code.ir.fsub(value, zero) for value, zero in zip(found, origin, strict=True)]
                 sums = [code.ir.fadd(total, d) for total, d in zip(values[:half], apart, strict=True)]
                 squares = [code.multiply_add(d, d, total) for total, d in zip(values[half:], apart, strict=True)]
@@ -195,11 +194,11 @@ def _applied(group: int, adds: bool) -> Routine:
         with code.loop(first, last) as row, code.loop(number(0), c, group) as channel:
             for lane in _lanes(group):
                 at = _at(code, row, c, channel, lane)
-                scale = code.vector(by, _at(code, number(0), c, channel, lane), _WIDTH)
-                shift = code.vector(by, _at(code, number(1), c, channel, lane), _WIDTH)
-                value = code.multiply_add(code.vector(of_x, at, _WIDTH), scale, shift)
+                scale = code.vector(by, _at(code, number(0), c, channel, lane), WIDTH)
+                shift = code.vector(by, _at(code, number(1), c, channel, lane), WIDTH)
+                value = code.multiply_add(code.vector(of_x, at, WIDTH), scale, shift)
                 if adds:
-                    value = code.ir.fadd(value, code.vector(more, at, _WIDTH))
+                    value = code.ir.fadd(value, code.vector(more, at, WIDTH))
                 # not greater than zero, or not a number: the latter stays, as with torch's ReLU
                 below = code.ir.fcmp_ordered("<=", value, _zero())
                 code.store_vector(code.ir.select(below, _zero(), value), out, at)
@@ -208,8 +207,8 @@ def _applied(group: int, adds: bool) -> Routine:
 
 def _passed(code: Code, y: Value, dy: Value, at: Value) -> Value:
     """The gradient where ReLU has let the value through."""
-    below = code.ir.fcmp_ordered("<=", code.vector(y, at, _WIDTH), _zero())
-    return code.ir.select(below, _zero(), code.vector(dy, at, _WIDTH))
+    below = code.ir.fcmp_ordered("<=", code.vector(y, at, WIDTH), _zero())
+    return code.ir.select(below, _zero(), code.vector(dy, at, WIDTH))
 
 
 @functools.cache
@@ -220,7 +219,7 @@ def _gradient_sums(group: int) -> Routine:
     with code.every_piece() as piece:
         first, num = _piece_rows(code, piece, rows, per_piece)
         with code.loop(number(0), c, group) as channel:
-            centre = [code.vector(means, _at(code, number(0), c, channel, lane), _WIDTH) for lane in _lanes(group)]
+            centre = [code.vector(means, _at(code, number(0), c, channel, lane), WIDTH) for lane in _lanes(group)]
 
             def turn(index: Value, values: list[Value]) -> list[Value]:
                 half = len(values) // 2
@@ -229,7 +228,7 @@ def _gradient_sums(group: int) -> Routine:
                 for place, lane in enumerate(_lanes(group)):
                     at = _at(code, row, c, channel, lane)
                     passed = _passed(code, of_y, of_dy, at)
-                    apart = code.ir.fsub(code.vector(of_x, at, _WIDTH), centre[place])
+                    apart = code.ir.fsub(code.vector(of_x, at, WIDTH), centre[place])
                     sums.append(code.ir.fadd(values[place], passed))
                     moments.append(code.multiply_add(passed, apart, values[half + place]))
                 return sums + moments
@@ -251,10 +250,10 @@ def _gradients(group: int, adds: bool) -> Routine:
             for lane in _lanes(group):
                 at = _at(code, row, c, channel, lane)
                 of_g, of_value, rest = (
-                    code.vector(by, _at(code, number(kind), c, channel, lane), _WIDTH) for kind in range(3)
+                    code.vector(by, _at(code, number(kind), c, channel, lane), WIDTH) for kind in range(3)
                 )
                 passed = _passed(code, of_y, of_dy, at)
-                value = code.multiply_add(code.vector(of_x, at, _WIDTH), of_value, rest)
+                value = code.multiply_add(code.vector(of_x, at, WIDTH), of_value, rest)
                 code.store_vector(code.multiply_add(passed, of_g, value), out, at)
                 if adds:
                     code.store_vector(passed, more, at)

@@ -26,9 +26,8 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from podium.engine.machine_code import BYTE, FLOAT, INT, LONG, Code, Routine, Value, number
+from podium.engine.machine_code import BYTE, FLOAT, INT, LONG, WIDTH, Code, Routine, Value, number
 
-_WIDTH = 8  # floats of a vector: one AVX register; LLVM makes two or a half of it elsewhere
 _MOST_SUMS = 12  # vectors summed up at a time; 16 registers also hold what comes in
 _NONE = 255  # in place of a chosen position: no gradient passes, as ReLU has zeroed it
 
@@ -184,9 +183,9 @@ def _every_window(
 ) -> None:
     """Writes the whole routine. `values(sample, places, o, sizes)`: for every position of a window the values of the
     channels from o on, as vectors of these sizes."""
-    num_out, num_together = geometry.num_out, 4 * _WIDTH
+    num_out, num_together = geometry.num_out, 4 * WIDTH
     whole = num_out - num_out % num_together
-    rest = [min(_WIDTH, num_out - at) for at in range(whole, num_out, _WIDTH)]
+    rest = [min(WIDTH, num_out - at) for at in range(whole, num_out, WIDTH)]
     starts_of = code.pointer(starts, INT)
     with (
         code.every_piece() as piece,
@@ -200,7 +199,7 @@ def _every_window(
             code.ir.zext(code.load(starts_of, code.plus(first, number(r))), LONG) for r in range(geometry.window_area)
         ]
         with code.loop(number(0), number(whole), num_together) as o:
-            _choose(code, geometry, values(sample, places, o, [_WIDTH] * 4), o, pooled_of, chosen_of)
+            _choose(code, geometry, values(sample, places, o, [WIDTH] * 4), o, pooled_of, chosen_of)
         if rest:
             _choose(code, geometry, values(sample, places, number(whole), rest), number(whole), pooled_of, chosen_of)
 
@@ -352,9 +351,9 @@ def _groups(geometry: Geometry) -> list[list[tuple[int, int, int]]]:
     _, width, depth = geometry.image
     row = geometry.kernel[1] * depth
     vectors = [
-        (i * width * depth + at, i * row + at, min(_WIDTH, row - at))
+        (i * width * depth + at, i * row + at, min(WIDTH, row - at))
         for i in range(geometry.kernel[0])
-        for at in range(0, row, _WIDTH)
+        for at in range(0, row, WIDTH)
     ]
     num_groups = -(-len(vectors) // _MOST_SUMS)
     size = -(-len(vectors) // num_groups)

@@ -9,8 +9,8 @@ that the tile's outputs are transforms of 16 products summed over channels, whic
 The gradient of the image is the same convolution with the kernel turned round. That of the kernel runs backwards
 through it: dU[x] = Σ V[x]ᵀ (A g Aᵀ)[x] over all tiles, dk = Gᵀ dU G.
 
-A block of tiles is transformed, multiplied and transformed back while it is in a core's cache. Rounding is that of a
-few sums more than the plain way has: about twice its error.
+A block of tiles is transformed, multiplied and transformed back while it is in a core's cache. Errors are about
+those of the plain way: some more sums, but each product is summed over fewer terms.
 
     image (n, h, w, c), output (n, H, W, o), contiguous; kernel (o, c, 3, 3) in any layout; t tiles of a block
 """
@@ -26,9 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from podium.engine.machine_code import FLOAT, Code, Routine, Value, number
+from podium.engine.machine_code import FLOAT, WIDTH, Code, Routine, Value, number
 
-_WIDTH = 8
 #: sums of a matrix product that stay in registers: so many rows by so many vectors
 _ROWS, _VECTORS = 6, 2
 #: tiles of a block, at least, where there are so many: the transformed kernel is read once for each block
@@ -83,9 +82,7 @@ def fits(image: Tensor, kernel: Tensor, padding: Sequence[int]) -> bool:
     """Whether a convolution of stride 1 is one of these, and faster here than in the library."""
     o, c, *size = kernel.shape
     whole = all(i + 2 * p >= 3 and p <= 2 for i, p in zip(image.shape[2:], padding, strict=True))
-    return (
-        size == [3, 3] and whole and c % _WIDTH == o % _WIDTH == 0 and min(c, o) >= _LEAST_CHANNELS and c * o <= _MOST
-    )
+    return size == [3, 3] and whole and c % WIDTH == o % WIDTH == 0 and min(c, o) >= _LEAST_CHANNELS and c * o <= _MOST
 
 
 class Convolution(torch.autograd.Function):
@@ -188,10 +185,10 @@ def _convolution(geometry: Geometry, has_bias: bool) -> tuple[Routine, int]:
             _multiply(code, (t, c, o), v, (c, 1), u, m, onto=False)
         with _every_tile(code, geometry, o) as (row, column, tile, at):
             place = code.plus(code.times(tile, o), at)
-            m = [code.vector(parts["M"], code.plus(place, number(x * t * o)), _WIDTH) for x in range(16)]
+            m = [code.vector(parts["M"], code.plus(place, number(x * t * o)), WIDTH) for x in range(16)]
             values = _both_ways(m, 4, lambda line: _outputs(code, line))
             if has_bias:
-                values = [code.ir.fadd(value, code.vector(bias_of, at, _WIDTH)) for value in values]
+                values = [code.ir.fadd(value, code.vector(bias_of, at, WIDTH)) for value in values]
             _store_tile(code, geometry, values, output_of, code.plus(first, code.times(row, 2)), column, at)
     return Routine(code), _num_scratch(sizes)
 
@@ -213,7 +210,7 @@ def _kernel_gradient(geometry: Geometry) -> tuple[Routine, int]:
         with _every_tile(code, geometry, o) as (row, column, tile, at):
             corner = code.plus(code.times(code.plus(code.times(row, wide), column), 2 * o), at)
             g = [
-                code.vector(parts["grad"], code.plus(corner, number((i * wide + j) * o)), _WIDTH)
+                code.vector(parts["grad"], code.plus(corner, number((i * wide + j) * o)), WIDTH)
                 for i in range(2)
                 for j in range(2)
             ]
@@ -263,13 +260,13 @@ def _cut_out(
     num_rows, num_columns, _ = wanted
     left = padding[1]
     inside = min(wide, num_columns - left)
-    zero = code.spread(FLOAT(0.0), _WIDTH)
+    zero = code.spread(FLOAT(0.0), WIDTH)
     with code.loop(number(0), number(num_rows)) as i:
         row = code.ir.sub(code.plus(first, i), number(padding[0]))
         line = code.times(i, num_columns * depth)
 
         def zeros(start: int, stop: int, line: Value = line) -> None:
-            with code.loop(number(start * depth), number(stop * depth), _WIDTH) as at:
+            with code.loop(number(start * depth), number(stop * depth), WIDTH) as at:
                 code.store_vector(zero, target, code.plus(line, at))
 
         # A negative row is, unsigned, beyond every image.
@@ -277,8 +274,8 @@ def _cut_out(
             with there:
                 zeros(0, left)
                 source_line, target_line = code.times(row, wide * depth), code.plus(line, number(left * depth))
-                with code.loop(number(0), number(inside * depth), _WIDTH) as at:
-                    vector = code.vector(source, code.plus(source_line, at), _WIDTH)
+                with code.loop(number(0), number(inside * depth), WIDTH) as at:
+                    vector = code.vector(source, code.plus(source_line, at), WIDTH)
                     code.store_vector(vector, target, code.plus(target_line, at))
                 zeros(left + inside, num_columns)
             with outside:
@@ -290,7 +287,7 @@ def _transform_inputs(code: Code, geometry: Geometry, inputs: Value, v: Value) -
     with _every_tile(code, geometry, c) as (row, column, tile, at):
         corner = code.plus(code.times(code.plus(code.times(row, wide), column), 2 * c), at)
         d = [
-            code.vector(inputs, code.plus(corner, number((i * wide + j) * c)), _WIDTH)
+            code.vector(inputs, code.plus(corner, number((i * wide + j) * c)), WIDTH)
             for i in range(4)
             for j in range(4)
         ]
@@ -306,7 +303,7 @@ def _every_tile(code: Code, geometry: Geometry, depth: int) -> Iterator[tuple[Va
     with (
         code.loop(number(0), number(geometry.rows)) as row,
         code.loop(number(0), number(wide)) as column,
-        code.loop(number(0), number(depth), _WIDTH) as at,
+        code.loop(number(0), number(depth), WIDTH) as at,
     ):
         yield row, column, code.plus(code.times(row, wide), column), at
 
@@ -368,25 +365,25 @@ def _multiply(
     num_rows, num_inner, num_columns = sizes
     num_groups = -(-num_rows // _ROWS)
     small, larger = divmod(num_rows, num_groups)
-    vectors = num_columns // _WIDTH
+    vectors = num_columns // WIDTH
     paired = vectors - vectors % _VECTORS
     num_steps = next(steps for steps in (4, 3, 2, 1) if num_inner % steps == 0)
 
     def groups(rows: int, start: int, stop: int) -> None:
         with code.loop(number(start), number(stop), rows) as row:
             if paired:
-                with code.loop(number(0), number(paired * _WIDTH), _VECTORS * _WIDTH) as column:
+                with code.loop(number(0), number(paired * WIDTH), _VECTORS * WIDTH) as column:
                     block(row, rows, column, _VECTORS)
             for vector in range(paired, vectors):
-                block(row, rows, number(vector * _WIDTH), 1)
+                block(row, rows, number(vector * WIDTH), 1)
 
     def block(row: Value, rows: int, column: Value, num_vectors: int) -> None:
         def place(i: int, k: int) -> Value:
-            return code.plus(code.times(code.plus(row, number(i)), num_columns), code.plus(column, number(k * _WIDTH)))
+            return code.plus(code.times(code.plus(row, number(i)), num_columns), code.plus(column, number(k * WIDTH)))
 
         places = [place(i, k) for i in range(rows) for k in range(num_vectors)]
-        zero = code.spread(FLOAT(0.0), _WIDTH)
-        start = [code.vector(target, at, _WIDTH) if onto else zero for at in places]
+        zero = code.spread(FLOAT(0.0), WIDTH)
+        start = [code.vector(target, at, WIDTH) if onto else zero for at in places]
 
         def several(turns: Value, sums: Line) -> Line:
             for step in range(num_steps):
@@ -395,11 +392,11 @@ def _multiply(
 
         def turn(inner: Value, sums: Line) -> Line:
             line = code.plus(code.times(inner, num_columns), column)
-            others = [code.vector(right, code.plus(line, number(k * _WIDTH)), _WIDTH) for k in range(num_vectors)]
+            others = [code.vector(right, code.plus(line, number(k * WIDTH)), WIDTH) for k in range(num_vectors)]
             found = []
             for i in range(rows):
                 left_row = code.times(code.plus(row, number(i)), left_strides[0])
-                factor = code.spread(code.load(left, code.plus(left_row, code.times(inner, left_strides[1]))), _WIDTH)
+                factor = code.spread(code.load(left, code.plus(left_row, code.times(inner, left_strides[1]))), WIDTH)
                 found += [code.multiply_add(factor, other, sums[i * num_vectors + k]) for k, other in enumerate(others)]
             return found
 
