@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -142,3 +142,14 @@ def assert_user_error(done: subprocess.CompletedProcess, *parts: str) -> None:
 def run_files(folder: Path) -> list[str]:
     """Everything below a folder, to see that nothing half-written stays."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) if folder.exists() else []
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For models so small that threads wait for each other more than they work, above all on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

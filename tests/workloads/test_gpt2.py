@@ -26,13 +26,7 @@ from tests.processes import podium_here
 SMALL = {"layers": 2, "hidden": 32, "heads": 4, "context": 16}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Nothing here is large enough for more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def network(vocabulary=50, seed=1, **model) -> Gpt2:

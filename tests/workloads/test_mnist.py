@@ -20,13 +20,7 @@ needs_fashion = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    # Threads of models this small wait for each other more than they work, above all on a busy machine.
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _workload(data: dict | None = None, model: dict | None = None) -> Workload:
