@@ -15,7 +15,7 @@ from podium.engine.busy import busy_threads
 from podium.engine.instances import Instances
 from podium.engine.operators import apply_layout, resolve_layout
 from podium.engine.precision import apply_precision
-from podium.engine.randomness import seed_torch
+from podium.engine.randomness import seed_blocks, seed_torch
 from podium.engine.recompute import apply_recompute
 from podium.engine.span import check_span, largest_span
 from podium.errors import UserError
@@ -98,8 +98,11 @@ def prepare(
 
     seed_torch(device, "weights", recipe.seed)
     model = workload.build_model().to(device).train()
+    blocks = [block for _, block in workload.stages(model)]
     if recipe.parallel.recompute:
-        apply_recompute([block for _, block in workload.stages(model)])
+        apply_recompute(blocks)
+    if not recipe.engine.compile:  # compiled code draws in its own way, for the model as a whole
+        seed_blocks(blocks, device)
     apply_layout(model, resolve_layout(recipe.engine.layout, device))
     apply_precision(recipe.precision, model)
     busy = threads

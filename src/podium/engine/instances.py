@@ -5,7 +5,7 @@ instances only ever meet in `sum_exact`, where the order of additions is ours, o
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Self
@@ -37,6 +37,9 @@ class Instances:
 
     Collective calls: every instance makes the same ones in the same order. `sum_exact` talks over a group of its own
     and may be called by other threads while the main thread uses the rest.
+
+    Where replicas are cut into stages, the instances of a run are also two kinds of parts, each of this class again
+    (`divided`): those that carry the same stage, and those that carry the stages of the same replicas.
     """
 
     def __init__(
@@ -46,12 +49,18 @@ class Instances:
         gradient_group: dist.ProcessGroup | None,
         timeout_s: float = math.inf,
         num_mates: int = 1,
+        group: dist.ProcessGroup | None = None,
+        members: Sequence[int] | None = None,
     ) -> None:
         self.index = index
         self.count = count
         self.timeout_s = timeout_s
         #: so many, in order, are on one host and may share memory
         self.num_mates = num_mates
+        #: for everything but gradients; None: that of all instances
+        self.group = group
+        #: what these are called among all instances of the run
+        self.members = tuple(members or range(count))
         #: for gradients alone; None when there is only one instance
         self.gradient_group = gradient_group
         self._received: dict[tuple[torch.dtype, int], Tensor] = {}
@@ -69,12 +78,34 @@ class Instances:
         """
         if count == 1:
             return cls.alone()
-        assert count & (count - 1) == 0, "the tree joins a power of two of instances"
         assert count % num_mates == 0
         timeout = timedelta(seconds=timeout_s)
         with naming_who_is_lost(None):
             dist.init_process_group("gloo", store=store, rank=index, world_size=count, timeout=timeout)
             return cls(index, count, dist.new_group(timeout=timeout, backend="gloo"), timeout_s, num_mates)
+
+    def divided(self, num_stages: int) -> "tuple[Instances, Instances]":
+        """(those that carry the same stage of other replicas, those that carry the stages of the same replicas).
+
+        Stages of the same replicas are neighbours. All instances call it together.
+        """
+        timeout = timedelta(seconds=self.timeout_s) if self.count > 1 else None
+        per_host = self.num_mates // num_stages if self.num_mates % num_stages == 0 else 1
+
+        def part(members: range, num_mates: int) -> "Instances | None":
+            groups = [dist.new_group(members, timeout=timeout, backend="gloo") for _ in range(2)]
+            if self.index not in members:
+                return None
+            return Instances(
+                members.index(self.index), len(members), groups[1], self.timeout_s, num_mates, groups[0], members
+            )
+
+        with naming_who_is_lost(None):
+            same_stage = [part(range(stage, self.count, num_stages), per_host) for stage in range(num_stages)]
+            same_replicas = [part(range(first, first + num_stages), 1) for first in range(0, self.count, num_stages)]
+        (peers,) = filter(None, same_stage)
+        (line,) = filter(None, same_replicas)
+        return peers, line
 
     def sum_exact(self, flat: Tensor, lane: int = 0, distance: int = 1) -> None:
         """Sums `flat` (one-dimensional, contiguous, the same length everywhere) over the instances, in place.
@@ -88,6 +119,7 @@ class Instances:
         """
         if distance >= self.count or flat.numel() == 0:
             return
+        assert self.count & (self.count - 1) == 0, "the tree joins a power of two of instances"
         assert flat.dim() == 1
         assert flat.is_contiguous()
         if self._doubling_pays(flat.numel() * flat.element_size(), self.count // distance):
@@ -109,14 +141,14 @@ class Instances:
         gathered = values.new_empty((self.count, *values.shape))
         if values.numel():
             with naming_who_is_lost(None):
-                dist.all_gather_single(gathered.view(-1), values.contiguous().view(-1))
+                dist.all_gather_single(gathered.view(-1), values.contiguous().view(-1), group=self.group)
         return gathered
 
     def barrier(self) -> None:
         """Returns when every instance has called it."""
         if self.count > 1:
             with naming_who_is_lost(None):
-                dist.barrier()
+                dist.barrier(group=self.group)
 
     def close(self) -> None:
         """Leaves the groups; nothing can be said afterwards."""
@@ -172,7 +204,8 @@ class Instances:
 
     def _posted(self, lane: int, partner: int, sent: Tensor, received: Tensor) -> "_Exchange":
         assert self.gradient_group is not None, "closed"
-        with naming_who_is_lost(partner):
+        name = self.members[partner]
+        with naming_who_is_lost(name):
             messages = []
             # Messages between two instances arrive in the order they are sent, so one tag per lane
             # does. The group's own methods: dist.isend and dist.irecv do the same after many checks.
@@ -180,7 +213,7 @@ class Instances:
                 messages.append(self.gradient_group.recv([received], partner, _FIRST_TAG + lane))
             if sent.numel():
                 messages.append(self.gradient_group.send([sent], partner, _FIRST_TAG + lane))
-        return _Exchange(partner, messages)
+        return _Exchange(name, messages)
 
 
 class _Exchange:

@@ -140,7 +140,7 @@ class SharedBuffers:
         for place in self._others:
             deadline = time.monotonic() + self._instances.timeout_s
             while not own.wait(lane, place, _LOOK_S):
-                index = self._instances.index - self._own + place
+                index = self._instances.members[self._instances.index - self._own + place]
                 if self._mates[place].has_ended():
                     raise InstanceLost(index, "its process has ended")
                 if time.monotonic() > deadline:
