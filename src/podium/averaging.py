@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from podium.durations import Duration
+from podium.held import held_tensors
 from podium.schema import Section
 
 Method = Literal["mean", "exponential"]
@@ -56,7 +57,7 @@ class WeightAverage:
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
         """The model has the average for its weights in here."""
-        own = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        own = {name: tensor.detach().clone() for name, tensor in held_tensors(model).items()}
         _copy_into(model, self.tensors)
         try:
             yield
@@ -66,7 +67,7 @@ class WeightAverage:
 
 def _copy_into(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
-        for name, tensor in model.state_dict().items():
+        for name, tensor in held_tensors(model).items():
             tensor.copy_(tensors[name])
 
 

@@ -2,15 +2,21 @@
 
 A checkpoint is a folder `update-00001234/` with safetensors files (data only: loading never executes anything), a
 JSON state and a manifest of checksums. It is written aside, synced to disk and renamed: there whole or not at all.
+
+Where the model is cut into stages, each stage writes files of its own (`model-2-of-4.safetensors`) into the same
+folder; together they are what one file would be, and any number of stages reads them.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +31,7 @@ from podium.durations import Duration
 from podium.engine.agree import agreed, from_first
 from podium.engine.instances import Instances
 from podium.errors import PodiumError, TrainingFailed, UserError, system_reason
+from podium.held import elsewhere_of, held_tensors
 from podium.optim.optimisers import Optimiser, load_state_tensors, state_tensors
 from podium.schema import Section
 from podium.tensor_file import read_checked, tensors_in, write_synced, write_tensors
@@ -32,6 +39,7 @@ from podium.threads import stay_single
 
 FORMAT = 1
 _PREFIX, _ASIDE = "update-", ".writing-"
+_LOOK_S = 0.02  # how often the first stage looks whether another has written its part
 
 
 class CheckpointSection(Section):
@@ -58,13 +66,19 @@ class Checkpoint:
 
     def restore(self, model: nn.Module, optimiser: Optimiser | None = None) -> None:
         """Puts the weights, buffers and optimiser state back, bit for bit."""
+        known, elsewhere = model.state_dict().keys(), elsewhere_of(model)
+        weights = {name: tensor for name, tensor in self.weights.items() if name not in elsewhere}
         try:
-            model.load_state_dict(dict(self.weights), strict=True)
+            found = model.load_state_dict(weights, strict=not elsewhere)
+            if odd := [*found.unexpected_keys, *(known - self.weights.keys())]:
+                raise RuntimeError(f"{min(odd)} is {'missing' if min(odd) in known else 'not part of it'}")
         except RuntimeError as error:
             detail = " ".join(str(error).split("\n\t")[-1].split())
             raise UserError(f"checkpoint {self.path} does not fit the model of the recipe: {detail}") from None
         if optimiser is not None:
-            load_state_tensors(optimiser, model, dict(self.optimiser))
+            # Names are those of state_tensors: slot/parameter.
+            state = {key: value for key, value in self.optimiser.items() if key.partition("/")[2] not in elsewhere}
+            load_state_tensors(optimiser, model, state)
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,7 @@ class Snapshot:
         average: Mapping[str, Tensor] | None = None,
     ) -> Self:
         """Copies everything to the host; `into` gives the memory of a snapshot that is not needed any more."""
-        weights = _copies(model.state_dict(), into.weights if into else {})
+        weights = _copies(held_tensors(model), into.weights if into else {})
         tensors = _copies(state_tensors(optimiser, model), into.optimiser if into else {})
         averages = _copies(average or {}, into.average if into else {})
         return cls(update, weights, tensors, averages, json.dumps({**state, "update": update}, indent=1).encode())
@@ -111,38 +125,77 @@ def save(folder: Path, update: int, model: nn.Module, optimiser: Optimiser, stat
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
     """Writes `folder/update-…`; on any failure nothing of it stays and earlier checkpoints are untouched."""
-    update = snapshot.update
+    _check_finite(snapshot)
+    with _writing(folder, snapshot.update):
+        aside = _begin(folder, snapshot.update)
+        return _complete(aside, {**_write_tensors(aside, snapshot), **_write_state(aside, snapshot)})
+
+
+Files = dict[str, dict[str, Any]]  # name -> sha256, bytes
+
+
+def _check_finite(snapshot: Snapshot) -> None:
     for name, tensor in snapshot.weights.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise TrainingFailed(f"{name} is not finite after update {update}; the last good checkpoint is kept")
-    final = folder / f"{_PREFIX}{update:08d}"
-    aside = folder / f"{_ASIDE}{final.name}"
+            raise TrainingFailed(
+                f"{name} is not finite after update {snapshot.update}; the last good checkpoint is kept"
+            )
+
+
+def _aside(folder: Path, update: int) -> Path:
+    return folder / f"{_ASIDE}{_PREFIX}{update:08d}"
+
+
+@contextmanager
+def _writing(folder: Path, update: int, remove: bool = True) -> Iterator[None]:
+    """Nothing stays of what could not be written whole."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for left_over in folder.glob(f"{_ASIDE}*"):
-            shutil.rmtree(left_over)
-        aside.mkdir()
-        written = {
-            "model.safetensors": write_tensors(aside / "model.safetensors", snapshot.weights),
-            "optimiser.safetensors": write_tensors(aside / "optimiser.safetensors", snapshot.optimiser),
-            "state.json": write_synced(aside / "state.json", [memoryview(snapshot.state)]),
-        }
-        if snapshot.average:
-            written["average.safetensors"] = write_tensors(aside / "average.safetensors", snapshot.average)
-        files = {name: {"sha256": sha256, "bytes": size} for name, (sha256, size) in written.items()}
-        manifest = json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
-        write_synced(aside / "manifest.json", [memoryview(manifest)])
-        _sync_folder(aside)
-        if final.exists():  # saved before this run was resumed from an older one
-            shutil.rmtree(final)
-        aside.rename(final)
-        _sync_folder(folder)
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
+        yield
+    except (OSError, PodiumError) as error:
+        if remove:
+            shutil.rmtree(_aside(folder, update), ignore_errors=True)
+        if isinstance(error, PodiumError):
+            raise
         raise UserError(
             f"the checkpoint of update {update} could not be written to {folder}: {system_reason(error)}; "
             "earlier checkpoints are untouched: once that is solved, `podium resume` continues"
         ) from error
+
+
+def _begin(folder: Path, update: int) -> Path:
+    """An empty folder, beside where the checkpoint will be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left_over in folder.glob(f"{_ASIDE}*"):
+        shutil.rmtree(left_over)
+    aside = _aside(folder, update)
+    aside.mkdir()
+    return aside
+
+
+def _write_tensors(aside: Path, snapshot: Snapshot, suffix: str = "") -> Files:
+    groups = {"model": snapshot.weights, "optimiser": snapshot.optimiser, "average": snapshot.average}
+    names = {kind: f"{kind}{suffix}.safetensors" for kind, tensors in groups.items() if tensors or kind != "average"}
+    return _described({name: write_tensors(aside / name, groups[kind]) for kind, name in names.items()})
+
+
+def _write_state(aside: Path, snapshot: Snapshot) -> Files:
+    return _described({"state.json": write_synced(aside / "state.json", [memoryview(snapshot.state)])})
+
+
+def _described(written: Mapping[str, tuple[str, int]]) -> Files:
+    return {name: {"sha256": sha256, "bytes": size} for name, (sha256, size) in written.items()}
+
+
+def _complete(aside: Path, files: Files) -> Path:
+    """From here on it is there."""
+    manifest = json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
+    write_synced(aside / "manifest.json", [memoryview(manifest)])
+    _sync_folder(aside)
+    final = aside.with_name(aside.name.removeprefix(_ASIDE))
+    if final.exists():  # saved before this run was resumed from an older one
+        shutil.rmtree(final)
+    aside.rename(final)
+    _sync_folder(final.parent)
     return final
 
 
@@ -162,8 +215,11 @@ class Saver:
     What goes wrong with one is raised by the next call, or when left.
     """
 
-    def __init__(self, folder: Path, section: CheckpointSection) -> None:
+    def __init__(self, folder: Path, section: CheckpointSection, line: Instances | None = None) -> None:
+        """`line` are the instances that hold the stages of the model, each of which has a saver of its own."""
         self._folder, self._section = folder, section
+        self._line = line or Instances.alone()
+        self._abandoned = threading.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="podium-checkpoint", initializer=stay_single)
         self._under_way: Future[None] | None = None
         self._last: Snapshot | None = None
@@ -182,6 +238,11 @@ class Saver:
         Those not to be kept are removed once it is there; `best` is the update of the best one.
         """
         self.wait()
+        if self._line.count > 1:
+            if self._line.index == 0:
+                with _writing(self._folder, update):
+                    _begin(self._folder, update)
+            self._line.barrier()
         self._last = Snapshot.take(update, model, optimiser, state, self._last, average)
         self._under_way = self._writer.submit(self._write, self._last, best)
 
@@ -192,8 +253,44 @@ class Saver:
             under_way.result()
 
     def _write(self, snapshot: Snapshot, best: int | None) -> None:
-        write(self._folder, snapshot)
-        prune(self._folder, self._section.keep, best if self._section.best else None)
+        if self._line.count == 1:
+            write(self._folder, snapshot)
+        else:
+            self._write_shard(snapshot)
+        if self._line.index == 0:
+            prune(self._folder, self._section.keep, best if self._section.best else None)
+
+    def _write_shard(self, snapshot: Snapshot) -> None:
+        """The files of this stage; the first one waits for the others' and completes the checkpoint."""
+        aside, index, count = _aside(self._folder, snapshot.update), self._line.index, self._line.count
+        with _writing(self._folder, snapshot.update, remove=index == 0):
+            try:
+                _check_finite(snapshot)
+                files = _write_tensors(aside, snapshot, f"-{index + 1}-of-{count}")
+            except (OSError, PodiumError) as error:
+                with suppress(OSError):
+                    _tell(aside, index, {"error": str(error)})
+                raise
+            if index:
+                _tell(aside, index, files)
+                return
+            for other in range(1, count):
+                files |= self._told(aside, other)
+            _complete(aside, files | _write_state(aside, snapshot))
+
+    def _told(self, aside: Path, other: int) -> Files:
+        """What another stage has written; it may take as long as any message may."""
+        path, deadline = aside / _shard_file(other), time.monotonic() + self._line.timeout_s
+        while not path.exists():
+            if self._abandoned.wait(_LOOK_S) or time.monotonic() > deadline:
+                raise UserError(
+                    f"stage {other} did not write its part of the checkpoint {aside.name.removeprefix(_ASIDE)}"
+                )
+        files: Files = json.loads(path.read_bytes())
+        if "error" in files:
+            raise UserError(f"stage {other} could not write its part of the checkpoint: {files['error']}")
+        path.unlink()
+        return files
 
     def __enter__(self) -> Self:
         return self
@@ -201,9 +298,22 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self._abandoned.set()
         with suppress(PodiumError) if kind is not None else nullcontext():  # one reason to end is enough
             self.wait()
         self._writer.shutdown()
+
+
+def _shard_file(index: int) -> str:
+    return f"stage-{index}.json"
+
+
+def _tell(aside: Path, index: int, told: Mapping[str, Any]) -> None:
+    """For the first stage, there whole or not at all."""
+    part = aside / f".{_shard_file(index)}"
+    part.write_bytes(json.dumps(told).encode())
+    part.rename(aside / _shard_file(index))
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
@@ -222,13 +332,19 @@ def load(path: Path) -> Checkpoint:
             if parts[name][1] != expected["sha256"]:
                 raise UserError(f"checkpoint {path} is damaged: {name} does not match its checksum")
         state = json.loads(parts["state.json"][0].numpy().tobytes())
+        joined: dict[str, dict[str, Tensor]] = {"model": {}, "optimiser": {}, "average": {}}
+        for name, (data, _) in parts.items():
+            if name.endswith(".safetensors"):
+                joined[re.split(r"[-.]", name)[0]] |= tensors_in(data)
+        if not joined["model"]:
+            raise KeyError("model.safetensors")
         return Checkpoint(
             path=path,
             update=state["update"],
             state=state,
-            weights=tensors_in(parts["model.safetensors"][0]),
-            optimiser=tensors_in(parts["optimiser.safetensors"][0]) if "optimiser.safetensors" in parts else {},
-            average=tensors_in(parts["average.safetensors"][0]) if "average.safetensors" in parts else {},
+            weights=joined["model"],
+            optimiser=joined["optimiser"],
+            average=joined["average"],
         )
     except OSError as error:
         raise UserError(f"checkpoint {path} is damaged: {error.filename or path}: {error.strerror}") from None
@@ -296,9 +412,14 @@ def prune(folder: Path, keep: int, best_update: int | None) -> None:
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """Over parameters and buffers in the order of their names: name, type, shape and every bit."""
+    """Over parameters and buffers in the order of their names: name, type, shape and every bit. Of those held here."""
+    return sha256_of(sorted(held_tensors(model).items()))
+
+
+def sha256_of(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """The same over named tensors, in the order in which they come."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in weights:
         values = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
         digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())

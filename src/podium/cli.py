@@ -95,6 +95,10 @@ def train(
 @app.command()
 def resume(
     run: RunFolder,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Keys of parallel and launch.", show_default=False),
+    ] = None,
     instances: NumInstances = None,
     hosts: Hosts = None,
     join: Join = False,
@@ -102,11 +106,11 @@ def resume(
         int | None, typer.Option(help="Go back to the checkpoint of this update; later ones are removed.")
     ] = None,
 ) -> None:
-    """Continue a run from its newest good checkpoint, on any number of instances."""
+    """Continue a run from its newest good checkpoint, on any number of instances and stages."""
     with StopRequest(os.getpid()) as stop:
         from podium import commands
 
-        commands.resume(run, instances, hosts, join, stop, checkpoint)
+        commands.resume(run, overrides or [], instances, hosts, join, stop, checkpoint)
 
 
 @app.command()

@@ -19,8 +19,7 @@ from podium.errors import Interrupted, UserError
 from podium.inspect_run import tell_end
 from podium.interrupt import StopRequest, resume_continues
 from podium.launch.plan import plan_launch, ssh_commands
-from podium.parallel import check_trainable
-from podium.recipe import Recipe, load_recipe
+from podium.recipe import Recipe, load_recipe, parse_override, recipe_with
 from podium.run import Run, check_free, next_free_folder, open_run
 from podium.topology import (
     Place,
@@ -46,7 +45,6 @@ def train(
 ) -> None:
     """Trains in a new folder."""
     recipe = load_recipe(name, overrides)
-    check_trainable(recipe.parallel)
     place = find_place(os.environ)
     # Under a launcher all instances choose before they meet, and instance 0 makes the folder after: they agree.
     folder = out or next_free_folder(Path("runs"), name)
@@ -71,13 +69,30 @@ def train(
         _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join)
 
 
+#: sections that say how a training is carried, not what is learnt: a run may continue with others
+_CARRIED_BY = ("parallel", "launch")
+
+
 def resume(
-    path: Path, num_instances: str | None, hosts: str | None, join: bool, stop: StopRequest, update: int | None = None
+    path: Path,
+    overrides: list[str],
+    num_instances: str | None,
+    hosts: str | None,
+    join: bool,
+    stop: StopRequest,
+    update: int | None = None,
 ) -> None:
     """Continues a run on any number of instances; from the checkpoint of `update`, where one is given."""
     stop.advice = resume_continues(path)
     run = open_run(path)
-    recipe = run.recipe()
+    changed = dict(parse_override(text) for text in overrides)
+    for key in changed:
+        if key.partition(".")[0] not in _CARRIED_BY:
+            raise UserError(
+                f"{key} cannot change when a run continues, only keys of {' and '.join(_CARRIED_BY)} can: "
+                "`podium train` begins a new one"
+            )
+    recipe = recipe_with(run.recipe(), changed) if changed else run.recipe()
     place = find_place(os.environ)
     if update is not None and (place is None or (place.index == 0 and place.attempt == 0)):
         with run.locked():
@@ -91,7 +106,7 @@ def resume(
         tell_end(training.resume(run, recipe, topology, stop=stop))
         return
     with _launching(run, stop):
-        _launch(recipe, topology, ["resume", str(path)], path, hosts, join)
+        _launch(recipe, topology, ["resume", str(path), *overrides], path, hosts, join)
 
 
 def topology(name: str, overrides: list[str], num_instances: str | None, hosts: str | None) -> None:
@@ -109,7 +124,7 @@ def _topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> T
         count = next(iter(possible_instances(num_replicas, num_stages, len(names))), num_stages)
     elif num_instances == "auto":
         cores = len(usable_cores())
-        threads = resolve_threads(recipe.engine.threads, cores, num_replicas)
+        threads = resolve_threads(recipe.engine.threads, cores, num_replicas * num_stages)
         count = auto_instances(num_replicas, cores * len(names), threads, num_stages, len(names))
     elif num_instances.isdecimal() and int(num_instances) > 0:
         count = int(num_instances)
@@ -124,7 +139,7 @@ def _launch(
     from podium.launch import local
 
     cores = len(usable_cores())
-    threads = resolve_threads(recipe.engine.threads, cores, topology.num_replicas)
+    threads = resolve_threads(recipe.engine.threads, cores, topology.num_replicas * topology.num_stages)
     if topology.instances_per_host * threads > cores:
         warn(
             f"{topology.instances_per_host} instances × {threads} threads share {cores} cores of this host: "
@@ -175,7 +190,7 @@ def _as_instance(place: Place, recipe: Recipe, stop: StopRequest, body: Callable
         if instances.index == 0 and place.launch_folder is None:
             tell_end(done)
 
-    code = take_place(place, facts, recipe.batch.num_replicas, recipe.launch.timeout, run)
+    code = take_place(place, facts, recipe.batch.num_replicas, recipe.parallel, recipe.launch.timeout, run)
     if torch.distributed.is_initialized():
         # It ended early and everything is written. Torn down in order, threads of torch's groups, which may wait for
         # instances that are gone, would now and then abort the process.

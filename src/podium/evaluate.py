@@ -17,6 +17,7 @@ from podium.data.arrays import Source
 from podium.data.feed import Feed, pass_blocks, samples_per_block
 from podium.durations import Duration
 from podium.engine.instances import Instances
+from podium.engine.pipeline import Pipeline
 from podium.engine.update import PendingLosses
 from podium.schema import Section
 from podium.workloads.base import Split, Workload
@@ -42,8 +43,12 @@ def evaluate(
     device: torch.device,
     max_samples: int | None = None,
     instances: Instances | None = None,
+    pipeline: Pipeline | None = None,
+    peers: Instances | None = None,
 ) -> dict[str, float]:
     """Loss and metrics over a split, in evaluation mode; the model comes back in the mode it was in.
+
+    With a `pipeline`, `peers` are those that carry the same stage of other replicas.
 
     Instances take the micro-batches in turn. Which samples share a micro-batch, and so every value that is added up,
     does not depend on how many instances there are.
@@ -51,8 +56,17 @@ def evaluate(
     instances = instances or Instances.alone()
     pending = PendingLosses()
     with _evaluation_mode(model):
-        for batch in _micro_batches(source, micro_batch, device, max_samples, instances):
-            pending.add(workload.loss(model, batch))
+        if pipeline is None:
+            for batch in _micro_batches(source, micro_batch, device, max_samples, instances):
+                pending.add(workload.loss(model, batch))
+        else:
+            peers = peers or Instances.alone()
+            of_all = (source, micro_batch, device, max_samples, peers)
+            if pipeline.has_losses:
+                for loss in pipeline.losses(_micro_batches(*of_all)):
+                    pending.add(loss)
+            else:
+                pipeline.carry(_sizes(*of_all))
     return pending.collect(instances).means()
 
 
@@ -94,6 +108,15 @@ def _micro_batches(
         for ready in feed:
             for start in range(0, len(ready.samples), micro_batch):
                 yield {name: rows[start : start + micro_batch] for name, rows in ready.rows.items()}
+
+
+def _sizes(
+    source: Source, micro_batch: int, device: torch.device, max_samples: int | None, instances: Instances
+) -> Iterator[int]:
+    """How many samples each of `_micro_batches` has."""
+    num_samples = min(len(source), max_samples or len(source))
+    for block in pass_blocks(num_samples, micro_batch, 1, instances.index, instances.count):
+        yield len(block.samples)
 
 
 @contextmanager

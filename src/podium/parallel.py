@@ -1,6 +1,6 @@
 """How one replica is spread over devices: owns the `parallel` section.
 
-`topology.py` says which instance carries which stage; `podium topology` draws it.
+`topology.py` says which instance carries which stage; `podium topology` draws it; `staged.py` cuts the model.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import PositiveInt, field_validator
 from pydantic_core import PydanticCustomError
 
-from podium.errors import UserError
+from podium.engine.pipeline_order import Schedule
 from podium.schema import Section
 
 
@@ -17,6 +17,8 @@ class ParallelSection(Section):
 
     #: devices that one replica spans, or the layers on each: [0, 4, 4, 4]
     stages: PositiveInt | tuple[int, ...] = 1
+    #: in which order devices take micro-batches, to the same bits: interleaved (1F1B), grouped (GPipe) or one by one
+    schedule: Schedule = "interleaved"
     #: keep only what goes in and out of the model's blocks and compute the rest again in the backward pass
     recompute: bool = False
 
@@ -38,12 +40,3 @@ class ParallelSection(Section):
     def stage_layers(self) -> tuple[int, ...]:
         """Layers on each stage where the recipe says so, else nothing."""
         return () if isinstance(self.stages, int) else self.stages
-
-
-def check_trainable(section: ParallelSection) -> None:
-    """UserError where a recipe asks for what can be drawn but not trained."""
-    if section.num_stages > 1:
-        raise UserError(
-            f"training over {section.num_stages} stages (parallel.stages) is not built yet: train with "
-            "parallel.stages=1; `podium topology` draws the stages"
-        )

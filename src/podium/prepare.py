@@ -14,6 +14,7 @@ from podium.engine.allocator import keep_memory
 from podium.engine.busy import busy_threads
 from podium.engine.instances import Instances
 from podium.engine.operators import apply_layout, resolve_layout
+from podium.engine.pipeline import Pipeline
 from podium.engine.precision import apply_precision
 from podium.engine.randomness import seed_blocks, seed_torch
 from podium.engine.recompute import apply_recompute
@@ -25,6 +26,7 @@ from podium.optim.scaling import scaled_lr
 from podium.optim.schedules import Schedule, build_schedule
 from podium.progress import Lengths
 from podium.recipe import Recipe
+from podium.staged import Cut, cut_model
 from podium.topology import Topology, build_topology, resolve_device, resolve_threads, usable_cores
 from podium.workloads.base import Workload, workload_class
 
@@ -50,6 +52,8 @@ class Prepared:
     lengths: Lengths
     #: of the weights, where the recipe asks for one
     average: WeightAverage | None = None
+    #: where replicas are cut into stages: what this instance has to do with the others
+    cut: Cut | None = None
 
     @property
     def local_replicas(self) -> range:
@@ -58,8 +62,22 @@ class Prepared:
 
     @property
     def lead(self) -> bool:
-        """Instance 0 alone writes files and speaks."""
+        """Instance 0 alone speaks, and writes files; with stages, the others of its line write their checkpoints."""
         return self.instances.index == 0
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        return self.cut.pipeline if self.cut else None
+
+    @property
+    def line(self) -> Instances | None:
+        """The instances that carry the stages of the same replicas."""
+        return self.cut.pipeline.line if self.cut else None
+
+    @property
+    def peers(self) -> Instances:
+        """The instances that carry other replicas: all of them, or those of the same stage."""
+        return self.cut.peers if self.cut else self.instances
 
 
 def prepare(
@@ -68,10 +86,13 @@ def prepare(
     instances: Instances | None = None,
     threads: int | None = None,
     data_of: Prepared | None = None,
+    *,
+    fresh: bool = False,
 ) -> Prepared:
     """Builds everything, touching no run folder: whatever is wrong with the recipe or the data shows here.
 
-    `data_of`: takes the samples of what was prepared before for the same workload, instead of opening them again.
+    `fresh`: the model gets the weights that the recipe starts from, where it names any. `data_of`: takes the samples of
+    what was prepared before for the same workload, instead of opening them again.
     """
     device = resolve_device(recipe.engine.device)
     topology = topology or build_topology(recipe.batch.num_replicas)
@@ -97,7 +118,11 @@ def prepare(
         raise UserError(f"train.length = {recipe.train.length} is no update at all")
 
     seed_torch(device, "weights", recipe.seed)
-    model = workload.build_model().to(device).train()
+    model = workload.build_model().train()
+    if fresh and recipe.workload.init_from is not None:
+        start_from(workload, model, recipe.workload.name, recipe.workload.init_from)
+    if topology.num_stages == 1:  # else it is cut first
+        model.to(device)
     blocks = [block for _, block in workload.stages(model)]
     if recipe.parallel.recompute:
         apply_recompute(blocks)
@@ -110,6 +135,10 @@ def prepare(
         busy = busy_threads(threads, workload, model, recipe.batch.micro_batch)
         torch.set_num_threads(busy)
     check_span(largest_span(model), topology.num_replicas, topology.num_instances, recipe.engine.reduction)
+    instances = instances or Instances.alone()
+    cut = None
+    if topology.num_stages > 1:
+        cut = cut_model(recipe, workload, model, instances, topology.num_stages, device)
     optimiser = build_optimiser(recipe.optim, model, workload.param_groups(model))
     base_lr = scaled_lr(
         lr=recipe.optim.lr,
@@ -121,19 +150,13 @@ def prepare(
     schedule = build_schedule(recipe.schedule, base_lr, total_updates, updates_per_epoch, global_batch)
     return Prepared(
         recipe, workload, samples, valid_samples, model, optimiser, schedule, topology,
-        instances or Instances.alone(), device, threads, busy, Lengths(updates_per_epoch, total_updates, global_batch),
+        instances, device, threads, busy, Lengths(updates_per_epoch, total_updates, global_batch),
         average=None if (method := recipe.average.method) == "none" else WeightAverage(method, recipe.average.decay),
+        cut=cut,
     )  # fmt: skip
-
-
-def take_initial_weights(prepared: Prepared) -> None:
-    """Gives a new training the weights that its recipe starts from, where it names any."""
-    workload = prepared.recipe.workload
-    if workload.init_from is not None:
-        start_from(prepared.workload, prepared.model, workload.name, workload.init_from)
 
 
 def threads_per_replica(recipe: Recipe, topology: Topology | None) -> int:
     """As the recipe says, or what `auto` is on this host."""
     cores = topology.host_cores if topology and topology.host_cores else len(usable_cores())
-    return resolve_threads(recipe.engine.threads, cores, recipe.batch.num_replicas)
+    return resolve_threads(recipe.engine.threads, cores, recipe.batch.num_replicas * recipe.parallel.num_stages)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from podium import checkpoint, console
 from podium.clock import Clock, Utilisation
@@ -22,9 +23,9 @@ from podium.engine.instances import Instances
 from podium.engine.update import Engine, Sums
 from podium.errors import Interrupted, TrainingFailed, UserError
 from podium.evaluate import evaluate
+from podium.held import elsewhere_of, held_tensors
 from podium.interrupt import StopRequest, resume_continues
-from podium.parallel import check_trainable
-from podium.prepare import Prepared, prepare, take_initial_weights, threads_per_replica
+from podium.prepare import Prepared, prepare, threads_per_replica
 from podium.progress import Meter, Progress, facts, summary
 from podium.recipe import Recipe
 from podium.run import Run, create_run, differing_conditions, environment
@@ -52,17 +53,16 @@ def train(
     if agreed(instances, {"again": again and run.recipe_file.exists()})["again"]:
         return resume(run, recipe, topology, instances, stop, again=True)
     check_available(recipe.log)
-    check_trainable(recipe.parallel)
     with stop:
         stop.answer_at_once()
         threads = agreed(instances, {"threads": threads_per_replica(recipe, topology)})["threads"]
-        prepared = prepare(recipe, topology, instances, threads)
-        take_initial_weights(prepared)
+        prepared = prepare(recipe, topology, instances, threads, fresh=True)
         stop.begin(instances)
         if instances.index == 0:
             run = create_run(out, recipe, environment(prepared.threads, prepared.device, prepared.busy_threads))
         with run.locked() if instances.index == 0 else nullcontext():
             instances.barrier()
+            _check_folder_is_shared(run, prepared)
             return _train(run, prepared, clock, None, stop)
 
 
@@ -90,16 +90,17 @@ def resume(
         stop.answer_at_once()
         recorded = run.environment() if lead else {}
         threads = recorded.get("threads_per_replica") or threads_per_replica(recipe, topology)
-        prepared = prepare(recipe, topology, instances, agreed(instances, {"threads": threads})["threads"])
+        threads = agreed(instances, {"threads": threads})["threads"]
+        found = checkpoint.shared(checkpoint.load_latest(run.checkpoints, console.warn) if lead else None, instances)
+        prepared = prepare(recipe, topology, instances, threads, fresh=found is None)
+        _check_folder_is_shared(run, prepared)
         here = environment(prepared.threads, prepared.device, prepared.busy_threads)
         differing = differing_conditions(recorded, here) if lead else []
         if differing:
             console.warn(f"bits may differ from an uninterrupted run, as these differ: {', '.join(differing)}")
         total = prepared.lengths.total_updates
-        found = checkpoint.shared(checkpoint.load_latest(run.checkpoints, console.warn) if lead else None, instances)
         if found is None:
             console.say(f"{run.path} has no checkpoint yet: starting from the beginning")
-            take_initial_weights(prepared)
         elif (
             found.update >= total
             and not again
@@ -121,23 +122,26 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
         clock.restore(found.state["seconds"])
         prepared.schedule.load(found.state["schedule"])
         if prepared.average is not None:
-            prepared.average.load(found.average, progress.num_averaged)
+            elsewhere = elsewhere_of(prepared.model)
+            average = {name: tensor for name, tensor in found.average.items() if name not in elsewhere}
+            prepared.average.load(average, progress.num_averaged)
     _take_log(run, prepared)
     _check_equal_weights(prepared)
     if prepared.lead:
         run.forget_after(progress.update)
     utilisation = Utilisation(len(usable_cores()))
-    _write_summary(run, prepared, progress, clock, utilisation, "running")
+    _write_summary(run, prepared, progress, clock, utilisation, "running", _weights_sha256(prepared))
     try:
         stopped_by = _loop(run, prepared, progress, clock, stop, found.state if found else {})
     except BaseException:
         with suppress(UserError):  # a full disk must not hide why the run ended
-            _write_summary(run, prepared, progress, clock, utilisation, "failed")
+            weights = None if prepared.cut else _weights_sha256(prepared)  # others may be gone
+            _write_summary(run, prepared, progress, clock, utilisation, "failed", weights)
         raise
     state = "done" if stopped_by is None else "interrupted"
     if stopped_by is None:
         stop.finish()
-    _write_summary(run, prepared, progress, clock, utilisation, state)
+    _write_summary(run, prepared, progress, clock, utilisation, state, _weights_sha256(prepared))
     if stopped_by is not None:
         raise Interrupted(
             f"stopped by {stopped_by} after update {progress.update} and saved; {resume_continues(run.path)}"
@@ -146,9 +150,34 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
         with clock.phase("report"):
             from podium.report import write_report  # draws with matplotlib, which takes long to import
 
-            write_report(run, prepared.workload, prepared.model, prepared.device, prepared.recipe.valid.micro)
+            model = _whole_model(run, prepared)
+            write_report(run, prepared.workload, model, prepared.device, prepared.recipe.valid.micro)
         _write_summary(run, prepared, progress, clock, utilisation, state)
     return run
+
+
+def _check_folder_is_shared(run: Run, prepared: Prepared) -> None:
+    """Every stage writes its own part of checkpoints."""
+    if prepared.cut is None:
+        return
+    sees = prepared.instances.gather(torch.tensor(run.recipe_file.exists())).flatten().tolist()
+    if not all(sees):
+        host = prepared.topology.host_of(sees.index(False))
+        raise UserError(
+            f"{run.path} is not to be seen on {host}: with parallel.stages every host writes a part of the "
+            "checkpoints, so the run's folder must be on a file system that they share"
+        )
+
+
+def _whole_model(run: Run, prepared: Prepared) -> nn.Module:
+    """The trained model in one piece, to make predictions with."""
+    if prepared.cut is None:
+        return prepared.model
+    whole = prepare(prepared.recipe, threads=prepared.threads, data_of=prepared).model
+    found = checkpoint.load_latest(run.checkpoints, console.warn)
+    assert found is not None
+    found.restore(whole)
+    return whole
 
 
 def _take_log(run: Run, prepared: Prepared) -> None:
@@ -159,15 +188,21 @@ def _take_log(run: Run, prepared: Prepared) -> None:
         console.keep_log(run.instance_log(index))
         if prepared.topology.num_instances > 1:
             console.show_table(prepared.topology.table(), message=True)
+        if prepared.cut is not None:
+            for line in prepared.cut.allocation:
+                console.say(line)
+            console.show_table(prepared.cut.table, message=True)
+            if prepared.cut.warning:
+                console.warn(prepared.cut.warning)
     else:
         console.write_everything_to(run.instance_log(index))
 
 
 def _check_equal_weights(prepared: Prepared) -> None:
     """All instances start from the same bits, or none of them starts."""
-    if prepared.instances.count > 1:
+    if prepared.peers.count > 1:
         digest = bytes.fromhex(checkpoint.weights_sha256(prepared.model))
-        gathered = prepared.instances.gather(torch.tensor(list(digest), dtype=torch.uint8))
+        gathered = prepared.peers.gather(torch.tensor(list(digest), dtype=torch.uint8))
         if not (gathered == gathered[0]).all():
             raise UserError("instances start from different weights: their data or the machines' arithmetic differ")
 
@@ -195,7 +230,7 @@ def _loop(
     with (
         Telemetry(recipe.log, run.path, run.metrics_file, recipe.tree(), lead=prepared.lead) as telemetry,
         console.progress_display(prepared.lead) as display,
-        checkpoint.Saver(run.checkpoints, recipe.checkpoint) as saver,
+        checkpoint.Saver(run.checkpoints, recipe.checkpoint, prepared.line) as saver,
         samples_of_updates(prepared, progress.update, total, late) as all_samples,
         clock.phase("train"),
     ):
@@ -269,8 +304,10 @@ def _evaluated(
         device=prepared.device,
         max_samples=max_samples,
         instances=prepared.instances if together else None,
+        pipeline=prepared.pipeline,
+        peers=prepared.peers if together else None,
     )
-    if not math.isfinite(means["loss"]):
+    if "loss" in means and not math.isfinite(means["loss"]):  # alone, only one instance of a line has it
         raise TrainingFailed(f"the validation loss is not finite after update {update}; {_KEPT}")
     return means
 
@@ -287,12 +324,12 @@ def _take_average(prepared: Prepared, progress: Progress) -> None:
     since_start = progress.update - prepared.lengths.updates(section.start)
     every = max(1, prepared.lengths.updates(section.every))
     if since_start >= 0 and progress.update > 0 and since_start % every == 0:
-        prepared.average.take(prepared.model.state_dict())
+        prepared.average.take(held_tensors(prepared.model))
         progress.num_averaged = prepared.average.num_taken
 
 
 def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock: Clock, engine: Engine) -> None:
-    if not prepared.lead:
+    if prepared.peers.index > 0:  # the first replicas' instances save: one, or one for every stage
         return
     with clock.phase("checkpoint"):
         # The last update's loss was that of the weights before it: these ones are tried once, for they may replace
@@ -310,16 +347,30 @@ def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock
         saver.save(progress.update, prepared.model, prepared.optimiser, state, progress.best_update, average)
 
 
+def _weights_sha256(prepared: Prepared) -> str | None:
+    """Of the whole model, on instance 0. With stages, the instances of the first replicas call it together."""
+    if prepared.pipeline is not None and prepared.peers.index == 0:
+        return checkpoint.sha256_of(prepared.pipeline.weights())
+    return checkpoint.weights_sha256(prepared.model) if prepared.lead else None
+
+
 def _write_summary(
-    run: Run, prepared: Prepared, progress: Progress, clock: Clock, utilisation: Utilisation, state: str
+    run: Run,
+    prepared: Prepared,
+    progress: Progress,
+    clock: Clock,
+    utilisation: Utilisation,
+    state: str,
+    weights: str | None = None,
 ) -> None:
+    """`weights` is their checksum; left out, what was known last."""
     if not prepared.lead:
         return
     run.write_summary(
         {
             **summary(progress, prepared.lengths, clock.seconds(), state),
             "cpu_percent": round(utilisation.percent_since_start(), 1),
-            "weights_sha256": checkpoint.weights_sha256(prepared.model),
+            "weights_sha256": weights or run.summary().get("weights_sha256"),
             "topology": prepared.topology.record(),
             "recipe_sha256": prepared.recipe.sha256(),
             "num_parameters": sum(p.numel() for p in prepared.model.parameters()),

@@ -29,6 +29,8 @@ def build_engine(
         instances=prepared.instances,
         reduction=recipe.engine.reduction,
         compile=recipe.engine.compile,
+        pipeline=prepared.pipeline,
+        peers=prepared.peers,
         waited=waited,
         compiled_in=compiled_in,
     )
@@ -42,6 +44,9 @@ def samples_of_updates(
 
     What is handed out is valid until the next is asked for; `waited` is told the seconds that a block was late.
     """
+    if prepared.pipeline is not None and not prepared.pipeline.has_losses:
+        yield ({} for _ in range(first, last))  # samples are for the device that has the first and the last block
+        return
     recipe, batch, replicas = prepared.recipe, prepared.recipe.batch, prepared.local_replicas
     num_local = batch.micro_batch * batch.num_accumulation * len(replicas)
     max_samples = samples_per_block(prepared.samples, num_local, recipe.engine.updates_per_call)

@@ -128,13 +128,6 @@ def test_stages_that_are_none_say_what_is_expected(value, expected):
     assert_user_error(podium_here("topology", "mnist", f"parallel.stages={value}"), "parallel.stages", expected)
 
 
-def test_training_over_stages_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = podium_here("train", *TINY["mnist"], "parallel.stages=2", "--instances", "2", "--out", "run")
-    assert_user_error(done, "training over 2 stages", "not built yet", "parallel.stages=1")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_run_from_before_there_were_stages_resumes(tmp_path):
     printed("train", *TINY["mnist"], "--out", tmp_path / "run")
     run = open_run(tmp_path / "run")

@@ -20,6 +20,7 @@ from podium.optim.optimisers import (
     build_optimiser,
     clip_divisor,
     load_state_tensors,
+    norms_of,
     state_tensors,
     step,
 )
@@ -379,7 +380,7 @@ def test_state_of_another_optimiser_or_model_is_refused_and_changes_nothing():
 def test_clipped_mean_gradients_stay_within_the_norm(size, count, max_norm, seed):
     generator = torch.Generator().manual_seed(seed)
     grads = [torch.randn(shape, generator=generator, dtype=torch.float64) * size * count for shape in ((7, 3), (5,))]
-    divisor, norm = clip_divisor(grads, count, max_norm)
+    divisor, norm = clip_divisor(norms_of(grads), count, max_norm)
     exact = torch.cat([grad.flatten() for grad in grads]).norm() / count
     torch.testing.assert_close(norm, exact)
     assert divisor.dtype == torch.float32
@@ -394,9 +395,9 @@ def test_clipping_agrees_with_torch_and_takes_a_count_on_the_device():
     model, reference = small_model(), small_model()
     set_gradients(model, 0, factor=COUNT)
     set_gradients(reference, 0)
-    grads = [param.grad for param in model.parameters()]
-    divisor, norm = clip_divisor(grads, torch.tensor(COUNT), 1.5)
-    assert torch.equal(divisor, clip_divisor(grads, 24, 1.5)[0])
+    norms = norms_of([param.grad for param in model.parameters()])
+    divisor, norm = clip_divisor(norms, torch.tensor(COUNT), 1.5)
+    assert torch.equal(divisor, clip_divisor(norms, 24, 1.5)[0])
     expected = nn.utils.clip_grad_norm_(reference.parameters(), 1.5)
     torch.testing.assert_close(norm, expected)
     for param, other in zip(model.parameters(), reference.parameters(), strict=True):
@@ -405,7 +406,7 @@ def test_clipping_agrees_with_torch_and_takes_a_count_on_the_device():
 
 def test_a_gradient_that_is_not_finite_is_not_hidden_by_clipping():
     for bad in (float("nan"), float("inf")):
-        divisor, norm = clip_divisor([torch.tensor([1.0, bad])], 4, 1.0)
+        divisor, norm = clip_divisor(norms_of([torch.tensor([1.0, bad])]), 4, 1.0)
         assert not torch.isfinite(norm)
         assert not torch.isfinite(divisor)
 

@@ -126,7 +126,7 @@ def test_models_take_and_give_single_precision_whatever_is_inside(mode, half):
 
 def test_an_automatic_scale_backs_off_at_an_overflow_and_grows_after_a_while():
     scale = LossScale("auto")
-    good, bad = [torch.ones(3)], [torch.tensor([1.0, torch.inf, 0.0])]
+    good, bad = torch.ones(3), torch.tensor([1.0, torch.inf, 0.0])
     assert scale.value == 2.0**16
     assert not scale.accepts(bad)
     assert (scale.value, scale.num_skipped) == (2.0**15, 1)

@@ -1,7 +1,10 @@
 """How many of its threads a replica keeps busy. Called by `prepare.py`."""
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from podium.workloads.base import Workload
 
@@ -26,26 +29,38 @@ def busy_threads(threads: int, workload: Workload, model: nn.Module, micro_batch
 
 
 def _flops(workload: Workload, model: nn.Module) -> int:
-    """About those of one sample in layers with weights, by a trial of two. torch's counter misses recurrent ones."""
-    num_products = 0
+    """About those of one sample in layers with weights, by a trial of two."""
+    was_training, num_samples = model.training, 2
+    device = next(model.parameters()).device
+    batch = {name: tensor.to(device) for name, tensor in workload.example(num_samples).items()}
+    try:
+        with torch.no_grad(), Products(model) as products:
+            workload.loss(model.eval(), batch)
+    finally:
+        model.train(was_training)
+    return 2 * _BOTH_PASSES * products.count // num_samples
 
-    def count(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
-        nonlocal num_products
+
+class Products:
+    """Counts the multiplications in layers with weights, forward, while it is entered. torch's counter misses
+    recurrent layers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._hooks: list[RemovableHandle] = []
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        self._hooks = [module.register_forward_hook(self._add) for module in self._model.modules()]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _add(self, module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
         weights = [param for param in module.parameters(recurse=False) if param.dim() > 1]
         if weights and not isinstance(module, nn.Embedding):
             values = output[0] if isinstance(output, tuple) else output
             num_out = module.hidden_size if isinstance(module, nn.RNNBase) else len(weights[0])
-            num_products += values.numel() // num_out * sum(weight.numel() for weight in weights)
-
-    was_training, num_samples = model.training, 2
-    device = next(model.parameters()).device
-    batch = {name: tensor.to(device) for name, tensor in workload.example(num_samples).items()}
-    hooks = [module.register_forward_hook(count) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            workload.loss(model.eval(), batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.train(was_training)
-    return 2 * _BOTH_PASSES * num_products // num_samples
+            self.count += values.numel() // num_out * sum(weight.numel() for weight in weights)

@@ -9,6 +9,7 @@ Put on a model from outside, like layouts: modules change class in place, checkp
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, Literal
 
 import torch
@@ -96,6 +97,26 @@ class _Half(nn.Module):
         return _converted(super().forward(*(_converted(arg, self.half_type) for arg in args)), torch.float32)
 
 
+# The same for a model whose blocks are called one by one: what goes in, around each, what comes out.
+
+
+def given(section: PrecisionSection, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What whoever calls the model gives, as its first block takes it."""
+    return tuple(_converted(arg, section.half_type) for arg in args) if section.mode == "16.16" else args
+
+
+def computing(section: PrecisionSection, device: torch.device) -> AbstractContextManager:
+    """Around the blocks."""
+    if section.mode != "16.32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=section.half_type)
+
+
+def returned(section: PrecisionSection, output: Any) -> Any:
+    """What the last block returns, as whoever calls the model gets it."""
+    return output if section.mode == "32.32" else _converted(output, torch.float32)
+
+
 def _converted(value: Any, dtype: torch.dtype) -> Any:
     """Floating-point tensors in `dtype`, also within tuples and mappings; all else as it is."""
     if isinstance(value, Tensor):
@@ -156,12 +177,13 @@ class LossScale:
         self.num_skipped = 0
         self._num_good = 0
 
-    def accepts(self, grads: list[Tensor]) -> bool:
-        """Whether an update may be made; else its gradients have overflowed and the next ones are scaled less."""
+    def accepts(self, norms: Tensor) -> bool:
+        """Whether an update may be made with gradients of these norms; else they have overflowed and the next ones are
+        scaled less."""
         if not self.automatic:
             return True
         # The host waits for the device here: which update comes next depends on it.
-        if bool(torch.stack(torch._foreach_norm(grads)).isfinite().all()):
+        if bool(norms.isfinite().all()):
             self._num_good += 1
             if self._num_good % _GROWS_AFTER == 0:
                 self.value = min(self.value * _GROWTH, _MOST_SCALE)

@@ -3,7 +3,8 @@
     for each local replica:
         for each of its micro-batches: seed by place, forward, backward of the loss *sum*
         push its gradients (and buffers) onto the tree
-      (where batch norm spans several replicas, those run side by side: see `span.py`)
+      (where batch norm spans several replicas, those run side by side: see `span.py`; where replicas are cut into
+      stages, the micro-batches of one go through all devices: see `pipeline.py`)
     join the sums of all instances, begun while the last backward still runs
     one optimiser step on (sum of gradients) / (sum of counts)
 
@@ -14,6 +15,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -25,13 +27,14 @@ from podium.engine.buckets import Buckets
 from podium.engine.compiled import compiled
 from podium.engine.fast import Fast
 from podium.engine.instances import Instances
+from podium.engine.pipeline import Pipeline
 from podium.engine.precision import LossScale, PrecisionSection
 from podium.engine.randomness import seed_torch
 from podium.engine.reduce import Local, Reduction, TreeSum, replica_mean
 from podium.engine.span import SideBySide, check_span, largest_span
 from podium.engine.trap import Trap
 from podium.errors import UserError
-from podium.optim.optimisers import Optimiser, clip_divisor, step
+from podium.optim.optimisers import Optimiser, clip_divisor, norms_of, step
 from podium.optim.rounding import StochasticRounding
 from podium.schema import Section
 from podium.workloads.base import Loss, Workload
@@ -176,11 +179,14 @@ class Engine:
         instances: Instances | None = None,
         reduction: Literal["exact", "fast"] = "exact",
         compile: bool = False,
+        pipeline: Pipeline | None = None,
+        peers: Instances | None = None,
         waited: Callable[[float], None] = lambda seconds: None,
         compiled_in: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`replicas` are those of this instance: its aligned block. `waited` is told the seconds of every wait for
-        other instances, `compiled_in` those of a compilation."""
+        """`replicas` are those of this instance: its aligned block. With a `pipeline` it carries one stage of them, as
+        its `peers` do of other blocks. `waited` is told the seconds of every wait for other instances, `compiled_in`
+        those of a compilation."""
         self.model = model
         self._workload = workload
         self._optimiser = optimiser
@@ -195,30 +201,34 @@ class Engine:
         self._seed = seed
         self._params = [p for group in optimiser.param_groups for p in group["params"]]
         self._device = self._params[0].device
-        self._buffers = list(model.buffers())
+        self._buffers = [buffer for buffer in model.buffers() if not buffer.is_meta]
         self._averaged = [buffer for buffer in self._buffers if buffer.is_floating_point()]
         self._pending = PendingLosses()
         self._num_pending = 0
         self._instances = instances or Instances.alone()
-        share = self._num_replicas // self._instances.count
-        first = self._instances.index * share
+        self._pipeline = pipeline
+        peers = peers or self._instances  # those that carry other replicas
+        share = self._num_replicas // peers.count
+        first = peers.index * share
         assert replicas == range(first, first + share), "an instance carries its aligned block of replicas"
+        names = {param: name for name, param in model.named_parameters()}
+        self._names = [names[param] for param in self._params]
         span = largest_span(model)
-        check_span(span, self._num_replicas, self._instances.count, reduction)
+        check_span(span, self._num_replicas, peers.count, reduction)
         self._reduction: Reduction
         if compile:
             if span > 1:
                 raise UserError(f"norm.span = {span} cannot be compiled: leave engine.compile=false")
             model = compiled(model, self._device, compiled_in)
-        if self._instances.count == 1:
+        if peers.count == 1:
             self._reduction = Local(model, self._params, self._averaged)
         elif reduction == "exact":
-            self._reduction = Buckets(model, self._params, self._averaged, self._instances, waited)
+            self._reduction = Buckets(model, self._params, self._averaged, peers, waited)
         else:
-            self._reduction = Fast(model, self._params, self._averaged, self._instances, waited)
+            self._reduction = Fast(model, self._params, self._averaged, peers, waited)
         self._side_by_side: SideBySide | None = None
         if span > 1:
-            self._side_by_side = SideBySide(model, self._params, span, len(replicas), self._instances, waited)
+            self._side_by_side = SideBySide(model, self._params, span, len(replicas), peers, waited)
 
     def update(self, update: int, samples: Mapping[str, Tensor], lr: float, stop: bool = False) -> bool:
         """Update number `update` (0-based); `samples`: (local replicas, accumulation, micro-batch, …).
@@ -229,10 +239,10 @@ class Engine:
         scale = self.loss_scale.value
         count, stop = self._gradients(update, samples, stop)
         divisor = count * scale if scale != 1 else count
-        grads = [param.grad for param in self._params if param.grad is not None]
-        if self.loss_scale.accepts(grads):
-            if self._clip_norm is not None:
-                divisor, _ = clip_divisor(grads, divisor, self._clip_norm)
+        norms = self._norms() if self.loss_scale.automatic or self._clip_norm is not None else None
+        if norms is None or self.loss_scale.accepts(norms):
+            if norms is not None and self._clip_norm is not None:
+                divisor, _ = clip_divisor(norms, divisor, self._clip_norm)
             if self._rounding is not None:
                 self._rounding.begin(update)
             step(self._optimiser, divisor, lr, self._rounding)
@@ -246,7 +256,17 @@ class Engine:
     def collect(self) -> Sums:
         """The losses of all instances since the last call; the only place where the host waits for the device."""
         num_updates, self._num_pending = self._num_pending, 0
+        if self._pipeline is not None:  # only some instances have losses
+            return self._pending.collect(self._instances)
         return self._pending.collect_alike(self._instances, num_updates)
+
+    def _norms(self) -> Tensor:
+        """Those of the gradients of all parameters that have one."""
+        there = [index for index, param in enumerate(self._params) if param.grad is not None]
+        norms = norms_of([self._params[index].grad for index in there])
+        if self._pipeline is None:
+            return norms
+        return self._pipeline.all_norms([self._names[index] for index in there], norms)
 
     def _gradients(self, update: int, samples: Mapping[str, Tensor], stop: bool) -> tuple[int | Tensor, bool]:
         """Leaves the sums over all replicas in `param.grad`; returns what to divide them by, and whether to stop.
@@ -255,7 +275,9 @@ class Engine:
         """
         num_local = len(self._replicas)
         start = [buffer.clone() for buffer in self._buffers] if num_local > 1 else []
-        if self._side_by_side is None:
+        if self._pipeline is not None:
+            self._through_stages(self._pipeline, update, samples, start, stop)
+        elif self._side_by_side is None:
             self._in_turn(update, samples, start, stop)
         else:
             self._span_after_span(self._side_by_side, update, samples, start, stop)
@@ -285,6 +307,28 @@ class Engine:
                 self._pending.add(loss)
             if slot < num_local - 1:
                 tree.push(self._reduction.take())
+
+    def _through_stages(
+        self, pipeline: Pipeline, update: int, samples: Mapping[str, Tensor], start: list[Tensor], stop: bool
+    ) -> None:
+        """The local replicas one after the other, the micro-batches of each through all devices."""
+        num_local = len(self._replicas)
+        tree = TreeSum(num_local)
+        count = 0
+        for slot in range(num_local):
+            if slot and start:
+                torch._foreach_copy_(self._buffers, start)
+            batches = [
+                {name: rows[slot, index] for name, rows in samples.items()}
+                for index in range(self._num_accumulation if samples else 0)
+            ]
+            for loss in pipeline.run(batches, partial(self._enter, update, slot), self.loss_scale.value):
+                self._pending.add(loss)
+                count += loss.count
+            if slot < num_local - 1:
+                tree.push(self._reduction.take())
+        # Gradients are sent when all are there: every part but one has ended before, and the others are still at work.
+        self._reduction.start(tree, *pipeline.agreed(count, stop))
 
     def _span_after_span(
         self,
@@ -325,10 +369,13 @@ class Engine:
 
     def _forward(self, model: nn.Module, update: int, slot: int, index: int, samples: Mapping[str, Tensor]) -> Loss:
         """Forward pass of micro-batch `index` of the local replica `slot`, with random numbers of its own."""
+        self._enter(update, slot, index)
+        return self._workload.loss(model, {name: rows[slot, index] for name, rows in samples.items()})
+
+    def _enter(self, update: int, slot: int, index: int) -> None:
         seed_torch(self._device, "micro-batch", self._seed, update, self._replicas[slot], index)
         if self._trap is not None:
             self._trap.enter(update, self._replicas[slot], index)
-        return self._workload.loss(model, {name: rows[slot, index] for name, rows in samples.items()})
 
     def _backward(self, loss: Loss) -> None:
         scale = self.loss_scale.value

@@ -28,6 +28,7 @@ from podium.engine.instances import InstanceLost, Instances
 from podium.errors import Interrupted, PodiumError, TrainingFailed, UserError
 from podium.launch.failures import FINAL, PEER_LOST, SILENT, Failure, cause, write_failure
 from podium.launch.sockets import give_up_after, listening_store
+from podium.parallel import ParallelSection
 from podium.topology import Place, Topology, build_topology, share_of_cores, usable_cores
 
 #: What must be the same on all instances, and how to call it.
@@ -46,6 +47,7 @@ def take_place(
     place: Place,
     facts: Mapping[str, Any],
     num_replicas: int,
+    parallel: ParallelSection,
     timeout_s: float,
     body: Callable[[Topology, Instances], None],
 ) -> int:
@@ -65,7 +67,9 @@ def take_place(
         others = _greet(store, place, own, timeout_s)
         all_cores = [other["cores"] for other in others]
         os.sched_setaffinity(0, own_cores(place, all_cores))
-        topology = build_topology(num_replicas, place.count, _hosts(others, place.local_count))
+        topology = build_topology(
+            num_replicas, place.count, _hosts(others, place.local_count), parallel.num_stages, parallel.stage_layers
+        )
         topology = replace(topology, host_cores=num_host_cores(place, all_cores))
         watch = Watch(place, others)
         instances = Instances.join(

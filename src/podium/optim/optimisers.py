@@ -132,7 +132,20 @@ class Optimiser:
 
 
 def build_optimiser(section: OptimSection, model: nn.Module, groups: list[ParamGroup]) -> Optimiser:
-    """The optimiser of a model's trainable parameters, with its state in place.
+    """The optimiser of a model's trainable parameters, with its state in place; of those that are here, where other
+    devices hold a part of the model (see `held.py`)."""
+    named = dict(model.named_parameters())
+    kept = [
+        {"params": [named[name] for name in names if not named[name].is_meta], "weight_decay": decay, "adapt": adapt}
+        for (decay, adapt, _), names in grouped_names(section, model, groups).items()
+    ]
+    return Optimiser(section, [group for group in kept if group["params"]])
+
+
+def grouped_names(
+    section: OptimSection, model: nn.Module, groups: list[ParamGroup]
+) -> dict[tuple[float, bool, torch.dtype], list[str]]:
+    """(weight decay, whether the rate adapts to the layer, type) -> the trainable parameters of the whole model.
 
     Parameters that are treated alike end up in one group, whatever the workload called them: each group costs kernel
     launches at every step.
@@ -149,15 +162,17 @@ def build_optimiser(section: OptimSection, model: nn.Module, groups: list[ParamG
         trust_ratio = group.weight_decay if group.trust_ratio is None else group.trust_ratio
         decaying |= set(group.params) - excluded if group.weight_decay or section.decay_all else set()
         adapted |= set(group.params) - excluded if trust_ratio or section.decay_all else set()
-    alike: dict[tuple, list[nn.Parameter]] = {}
+    alike: dict[tuple[float, bool, torch.dtype], list[str]] = {}
     for name, param in named.items():
         weight_decay = section.value("weight_decay") if name in decaying else 0.0
         adapt = section.name in _LAYERWISE and name in adapted  # also where the weight decay is 0
-        alike.setdefault((weight_decay, adapt, param.device, param.dtype), []).append(param)
-    return Optimiser(
-        section,
-        [{"params": params, "weight_decay": decay, "adapt": adapt} for (decay, adapt, *_), params in alike.items()],
-    )
+        alike.setdefault((weight_decay, adapt, param.dtype), []).append(name)
+    return alike
+
+
+def num_slots(section: OptimSection) -> int:
+    """How many numbers the optimiser remembers for every weight."""
+    return len(Optimiser(section, []).slots)
 
 
 def step(
@@ -194,13 +209,13 @@ def step(
             kernel(group, params, grads, slots, scale, optimiser.num_steps.get(device))
 
 
-def clip_divisor(grads: list[Tensor], count: float | Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
+def clip_divisor(norms: Tensor, count: float | Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
     """(the divisor for `step`, the norm before clipping) that keep the mean gradient's global norm within `max_norm`.
 
-    `grads` are sums over `count` items. Norms of the tensors, then the norm of these, in the order given: the same bits
-    at every run. With norm = ‖Σ grads‖ / count, the divisor is count / min(1, max_norm / (norm + 1e-6)).
+    `norms` are those of the gradients (`norms_of`), which are sums over `count` items; their norm in the order given:
+    the same bits at every run. With norm = ‖norms‖ / count, the divisor is count / min(1, max_norm / (norm + 1e-6)).
     """
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))) / count
+    norm = torch.linalg.vector_norm(norms) / count
     return ((norm + 1e-6) / max_norm).clamp(min=1.0).float() * count, norm
 
 
@@ -375,7 +390,7 @@ def _lars(
     scale = scale.to(params[0].dtype)
     if group["adapt"]:
         weight_decay = group["weight_decay"]
-        of_params, of_grads = _norms(params), _norms(grads) / scale
+        of_params, of_grads = norms_of(params), norms_of(grads) / scale
         trust = group["eeta"] * of_params / (of_grads + weight_decay * of_params + group["eps"])
         factors = _or_one(trust, of_params, of_grads) * (group["lr"] / scale)
         if weight_decay:
@@ -413,12 +428,12 @@ def _lamb(
     # Adam subtracts from what it is given: here that becomes the update with its sign turned round
     updates = list(torch._foreach_mul(params, -group["weight_decay"]))
     _fused_adam({**group, "lr": 1.0, "weight_decay": 0.0}, updates, grads, slots, scale, num_steps)
-    of_params, of_updates = _norms(params), _norms(updates)
+    of_params, of_updates = norms_of(params), norms_of(updates)
     factors = _or_one(of_params / of_updates, of_params, of_updates) * group["lr"]
     torch._foreach_addcmul_(params, updates, factors.unbind())
 
 
-def _norms(tensors: Tensors) -> Tensor:
+def norms_of(tensors: Tensors) -> Tensor:
     """The norm of each tensor, (tensors,), on their device."""
     return torch.stack(torch._foreach_norm(tensors))
 

@@ -52,7 +52,7 @@ def tuned(name: str, overrides: Sequence[str], recipe: Recipe, instances: str | 
 
     Choices that change bits are made only where the recipe has `engine.tune_bits`.
     """
-    if recipe.engine.tune == "off":
+    if recipe.engine.tune == "off" or recipe.parallel.num_stages > 1:
         return list(overrides), instances
     device = resolve_device(recipe.engine.device)
     found = recall(recipe, device)
