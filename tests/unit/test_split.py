@@ -35,8 +35,8 @@ def test_the_published_split_has_embedding_and_heads_on_device_0():
 def test_a_number_of_stages_is_balanced_with_the_ends_on_device_0():
     even = split_blocks(BERT, LAYERS, 2, [0.0] + [1.0] * 12 + [0.0, 0.0])
     assert [len(part) for part in even.parts] == [7, 6, 2]
-    # A head that costs as much as four layers: device 0 has that and two, the others five each.
-    heavy = split_blocks(BERT, LAYERS, 3, [0.0] + [1.0] * 12 + [0.0, 4.0])
+    # A head that costs as much as three layers: device 0 has that and two, the others five each.
+    heavy = split_blocks(BERT, LAYERS, 3, [0.0] + [1.0] * 12 + [0.0, 3.0])
     assert [len(heavy.blocks_of(device)) - 3 * (device == 0) for device in range(3)] == [2, 5, 5]
     heavier = split_blocks(BERT, LAYERS, 4, [0.0] + [1.0] * 12 + [0.0, 30.0])
     assert [len(part) for part in heavier.parts] == [1, 4, 4, 4, 2]

@@ -95,7 +95,7 @@ def _balanced(layers: range, num_devices: int, costs: Sequence[float]) -> list[i
     until = [0.0]
     for block in layers:
         until.append(until[-1] + costs[block])
-    # best[n]: (cost of the costliest, sum of squared costs, layers on each), for the first n layers on the devices so far
+    # best[n]: (cost of the costliest, sum of squared costs, layers on each): the first n layers on the devices so far
     best: dict[int, tuple[float, float, list[int]]] = {}
     for count in range(first, len(layers) + 1):
         cost = ends + until[count]
