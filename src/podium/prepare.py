@@ -12,6 +12,7 @@ from podium.averaging import WeightAverage
 from podium.data.arrays import Source
 from podium.engine.allocator import keep_memory
 from podium.engine.busy import busy_threads
+from podium.engine.executables import Executable
 from podium.engine.instances import Instances
 from podium.engine.operators import apply_layout, resolve_layout
 from podium.engine.precision import apply_precision
@@ -50,6 +51,8 @@ class Prepared:
     lengths: Lengths
     #: of the weights, where the recipe asks for one
     average: WeightAverage | None = None
+    #: once the first update has been made, where the recipe asks for compilation
+    executable: Executable | None = None
 
     @property
     def local_replicas(self) -> range:

@@ -9,6 +9,7 @@ finish    summary, pictures, report
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from podium import checkpoint, console
 from podium.clock import Clock, Utilisation
 from podium.engine.agree import agreed
+from podium.engine.executables import Executable
 from podium.engine.instances import Instances
 from podium.engine.update import Engine, Sums
 from podium.errors import Interrupted, TrainingFailed, UserError
@@ -181,11 +183,12 @@ def _loop(
     valid_every = prepared.lengths.updates(recipe.valid.every)
     save_every = prepared.lengths.updates(recipe.checkpoint.every)
 
-    engine = build_engine(
-        prepared,
-        waited=lambda seconds: clock.move("communication", seconds),
-        compiled_in=lambda seconds: clock.move("compile", seconds),
-    )
+    def made(executable: Executable) -> None:
+        clock.move("compile", executable.seconds)
+        console.say(executable.sentence())
+        prepared.executable = executable
+
+    engine = build_engine(prepared, waited=lambda seconds: clock.move("communication", seconds), made=made)
     if "loss_scale" in state:
         engine.loss_scale.load(state["loss_scale"])
     saved_at = progress.update
@@ -323,5 +326,6 @@ def _write_summary(
             "topology": prepared.topology.record(),
             "recipe_sha256": prepared.recipe.sha256(),
             "num_parameters": sum(p.numel() for p in prepared.model.parameters()),
+            **({"executable": asdict(prepared.executable)} if prepared.executable else {}),
         }
     )

@@ -1,5 +1,6 @@
 """One weight update of the local replicas. Owns the `engine` section; called by `train.py` for every update.
 
+    (the first one, where `engine.compile` is true: one instance of each host compiles, then the others load)
     for each local replica:
         for each of its micro-batches: seed by place, forward, backward of the loss *sum*
         push its gradients (and buffers) onto the tree
@@ -13,6 +14,7 @@ The host never looks at a device value in here; `collect()` does, once per call 
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,7 +24,8 @@ from torch import Tensor, nn
 
 from podium.batch import BatchSection
 from podium.engine.buckets import Buckets
-from podium.engine.compiled import compiled
+from podium.engine.compiled import Compiled, compiled, same_every_time
+from podium.engine.executables import Executable
 from podium.engine.fast import Fast
 from podium.engine.instances import Instances
 from podium.engine.precision import LossScale, PrecisionSection
@@ -177,10 +180,10 @@ class Engine:
         reduction: Literal["exact", "fast"] = "exact",
         compile: bool = False,
         waited: Callable[[float], None] = lambda seconds: None,
-        compiled_in: Callable[[float], None] = lambda seconds: None,
+        made: Callable[[Executable], None] = lambda executable: None,
     ) -> None:
         """`replicas` are those of this instance: its aligned block. `waited` is told the seconds of every wait for
-        other instances, `compiled_in` those of a compilation."""
+        other instances, `made` what the first update compiled or loaded."""
         self.model = model
         self._workload = workload
         self._optimiser = optimiser
@@ -205,11 +208,14 @@ class Engine:
         assert replicas == range(first, first + share), "an instance carries its aligned block of replicas"
         span = largest_span(model)
         check_span(span, self._num_replicas, self._instances.count, reduction)
+        self._compiled: Compiled | None = None
+        self._executable: Executable | None = None
+        self._made = made
         self._reduction: Reduction
         if compile:
             if span > 1:
                 raise UserError(f"norm.span = {span} cannot be compiled: leave engine.compile=false")
-            model = compiled(model, self._device, compiled_in)
+            model = self._compiled = compiled(model, self._device)
         if self._instances.count == 1:
             self._reduction = Local(model, self._params, self._averaged)
         elif reduction == "exact":
@@ -225,9 +231,14 @@ class Engine:
 
         True when any instance passed `stop`: the same answer on all of them, in the same update.
         """
+        if self._compiled is not None and self._executable is None:
+            first = {name: rows[0, 0] for name, rows in samples.items()}
+            self._executable = self._compiled.make(self._workload.loss, first, self._instances)
+            self._made(self._executable)
         before = [buffer.clone() for buffer in self._buffers] if self.loss_scale.automatic else []
         scale = self.loss_scale.value
-        count, stop = self._gradients(update, samples, stop)
+        with nullcontext() if self._compiled is None else same_every_time():
+            count, stop = self._gradients(update, samples, stop)
         divisor = count * scale if scale != 1 else count
         grads = [param.grad for param in self._params if param.grad is not None]
         if self.loss_scale.accepts(grads):
