@@ -18,6 +18,7 @@ from podium.engine.operators import apply_layout, resolve_layout
 from podium.engine.precision import apply_precision
 from podium.engine.randomness import seed_torch
 from podium.engine.recompute import apply_recompute
+from podium.engine.sharded import Shares
 from podium.engine.span import check_span, largest_span
 from podium.errors import UserError
 from podium.huggingface import start_from
@@ -53,6 +54,8 @@ class Prepared:
     average: WeightAverage | None = None
     #: once the first update has been made, where the recipe asks for compilation
     executable: Executable | None = None
+    #: of the parameters, where each instance keeps optimiser state of its own alone
+    shares: Shares | None = None
 
     @property
     def local_replicas(self) -> range:
@@ -63,6 +66,11 @@ class Prepared:
     def lead(self) -> bool:
         """Instance 0 alone writes files and speaks."""
         return self.instances.index == 0
+
+    @property
+    def holders(self) -> Instances | None:
+        """The instances, where each of them holds only a part of the state and a checkpoint needs all; else None."""
+        return self.instances if self.shares is not None else None
 
 
 def prepare(
@@ -110,7 +118,12 @@ def prepare(
         busy = busy_threads(threads, workload, model, recipe.batch.micro_batch)
         torch.set_num_threads(busy)
     check_span(largest_span(model), topology.num_replicas, topology.num_instances, recipe.engine.reduction)
-    optimiser = build_optimiser(recipe.optim, model, workload.param_groups(model))
+    instances = instances or Instances.alone()
+    shares = None
+    if recipe.parallel.shard == "optimiser" and instances.count > 1:
+        shares = Shares({name: param for name, param in model.named_parameters() if param.requires_grad}, instances)
+    held = None if shares is None else shares.own
+    optimiser = build_optimiser(recipe.optim, model, workload.param_groups(model), held)
     base_lr = scaled_lr(
         lr=recipe.optim.lr,
         lr_exponent=recipe.optim.lr_exponent,
@@ -121,8 +134,9 @@ def prepare(
     schedule = build_schedule(recipe.schedule, base_lr, total_updates, updates_per_epoch, global_batch)
     return Prepared(
         recipe, workload, samples, valid_samples, model, optimiser, schedule, topology,
-        instances or Instances.alone(), device, threads, busy, Lengths(updates_per_epoch, total_updates, global_batch),
+        instances, device, threads, busy, Lengths(updates_per_epoch, total_updates, global_batch),
         average=None if (method := recipe.average.method) == "none" else WeightAverage(method, recipe.average.decay),
+        shares=shares,
     )  # fmt: skip
 
 

@@ -98,7 +98,9 @@ def resume(
         if differing:
             console.warn(f"bits may differ from an uninterrupted run, as these differ: {', '.join(differing)}")
         total = prepared.lengths.total_updates
-        found = checkpoint.shared(checkpoint.load_latest(run.checkpoints, console.warn) if lead else None, instances)
+        newest = checkpoint.load_latest(run.checkpoints, console.warn) if lead else None
+        found = checkpoint.shared(newest, instances, whole=prepared.holders is None)
+        del newest
         if found is None:
             console.say(f"{run.path} has no checkpoint yet: starting from the beginning")
             take_initial_weights(prepared)
@@ -118,12 +120,13 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
     progress = Progress()
     stop.limit_to(prepared.recipe.train.time_limit)
     if found is not None:
-        found.restore(prepared.model, prepared.optimiser)
+        found.restore(prepared.model, prepared.optimiser, prepared.holders)
         progress = Progress.from_state(found.state["progress"])
         clock.restore(found.state["seconds"])
         prepared.schedule.load(found.state["schedule"])
         if prepared.average is not None:
             prepared.average.load(found.average, progress.num_averaged)
+        found.forget_tensors()
     _take_log(run, prepared)
     _check_equal_weights(prepared)
     if prepared.lead:
@@ -295,13 +298,14 @@ def _take_average(prepared: Prepared, progress: Progress) -> None:
 
 
 def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock: Clock, engine: Engine) -> None:
-    if not prepared.lead:
+    if not prepared.lead and prepared.holders is None:
         return
     with clock.phase("checkpoint"):
         # The last update's loss was that of the weights before it: these ones are tried once, for they may replace
         # the last good checkpoint.
         micro_batch = prepared.recipe.batch.micro_batch
-        _evaluated(prepared, progress.update, micro_batch, micro_batch, together=False)
+        if prepared.lead:
+            _evaluated(prepared, progress.update, micro_batch, micro_batch, together=False)
         state = {
             "recipe_sha256": prepared.recipe.sha256(),
             "schedule": prepared.schedule.state(),
@@ -310,7 +314,9 @@ def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock
             "loss_scale": engine.loss_scale.state(),
         }
         average = prepared.average.tensors if prepared.average is not None else None
-        saver.save(progress.update, prepared.model, prepared.optimiser, state, progress.best_update, average)
+        saver.save(
+            progress.update, prepared.model, prepared.optimiser, state, progress.best_update, average, prepared.holders
+        )
 
 
 def _write_summary(

@@ -34,6 +34,7 @@ def build_engine(
         compile=recipe.engine.compile,
         waited=waited,
         made=made,
+        shares=prepared.shares,
     )
 
 

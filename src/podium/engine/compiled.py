@@ -1,4 +1,4 @@
-"""A model's passes compiled with `torch.compile`, by the engine's first update. See `executables.py` for the keeping."""
+"""A model's passes compiled with `torch.compile`, in the engine's first update. `executables.py` keeps them."""
 
 import os
 import shutil
@@ -53,14 +53,15 @@ class Compiled(nn.Module):
 def same_every_time() -> Iterator[None]:
     """Compiled code adds up the gradients of embeddings in the order in which threads come; in here it does not."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads what is not set
+    # costs time, and nothing here reads what is not set
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -6,12 +6,11 @@
         push its gradients (and buffers) onto the tree
       (where batch norm spans several replicas, those run side by side: see `span.py`)
     join the sums of all instances, begun while the last backward still runs
-    one optimiser step on (sum of gradients) / (sum of counts)
+    one optimiser step on (sum of gradients) / (sum of counts); of a share of the parameters where these are shared out
 
 The host never looks at a device value in here; `collect()` does, once per call of many updates.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -23,6 +22,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from podium.batch import BatchSection
+from podium.engine.agree import all_told
 from podium.engine.buckets import Buckets
 from podium.engine.compiled import Compiled, compiled, same_every_time
 from podium.engine.executables import Executable
@@ -31,6 +31,7 @@ from podium.engine.instances import Instances
 from podium.engine.precision import LossScale, PrecisionSection
 from podium.engine.randomness import seed_torch
 from podium.engine.reduce import Local, Reduction, TreeSum, replica_mean
+from podium.engine.sharded import Shares
 from podium.engine.span import SideBySide, check_span, largest_span
 from podium.engine.trap import Trap
 from podium.errors import UserError
@@ -114,14 +115,9 @@ class PendingLosses:
         names, values = self._taken()
         if instances is None or instances.count == 1:
             return _sums(names, values)
-        # JSON keeps every float to the bit (also nan and infinities, in Python), and runs nothing when read.
-        ours = json.dumps([names, values.tolist()]).encode()
-        sizes = instances.gather(torch.tensor([len(ours)])).flatten().tolist()
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(ours)] = torch.frombuffer(bytearray(ours), dtype=torch.uint8)
         sums = Sums()
-        for size, row in zip(sizes, instances.gather(padded), strict=True):
-            their_names, their_values = json.loads(row[:size].numpy().tobytes())
+        # JSON keeps every float to the bit (also nan and infinities, in Python), and runs nothing when read.
+        for their_names, their_values in all_told(instances, [names, values.tolist()]):
             sums.extend(_sums(their_names, torch.tensor(their_values, dtype=torch.float64).view(-1, 2)))
         return sums
 
@@ -181,9 +177,10 @@ class Engine:
         compile: bool = False,
         waited: Callable[[float], None] = lambda seconds: None,
         made: Callable[[Executable], None] = lambda executable: None,
+        shares: Shares | None = None,
     ) -> None:
         """`replicas` are those of this instance: its aligned block. `waited` is told the seconds of every wait for
-        other instances, `made` what the first update compiled or loaded."""
+        other instances, `made` what the first update compiled or loaded. `shares`: who steps which parameter."""
         self.model = model
         self._workload = workload
         self._optimiser = optimiser
@@ -210,7 +207,7 @@ class Engine:
         check_span(span, self._num_replicas, self._instances.count, reduction)
         self._compiled: Compiled | None = None
         self._executable: Executable | None = None
-        self._made = made
+        self._made, self._waited, self._shares = made, waited, shares
         self._reduction: Reduction
         if compile:
             if span > 1:
@@ -247,6 +244,8 @@ class Engine:
             if self._rounding is not None:
                 self._rounding.begin(update)
             step(self._optimiser, divisor, lr, self._rounding)
+            if self._shares is not None:
+                self._shares.give(self._waited)
         elif before:
             torch._foreach_copy_(self._buffers, before)
         for param in self._params:
