@@ -30,15 +30,17 @@ from torch import Tensor, nn
 from podium.durations import Duration
 from podium.engine.agree import agreed, from_first
 from podium.engine.instances import Instances
+from podium.engine.parts import Parts, give_over
 from podium.errors import PodiumError, TrainingFailed, UserError, system_reason
 from podium.held import elsewhere_of, held_tensors
-from podium.optim.optimisers import Optimiser, load_state_tensors, state_tensors
+from podium.optim.optimisers import Optimiser, check_state, load_state_tensors, state_loaded, state_tensors
 from podium.schema import Section
 from podium.tensor_file import read_checked, tensors_in, write_synced, write_tensors
 from podium.threads import stay_single
 
 FORMAT = 1
 _PREFIX, _ASIDE = "update-", ".writing-"
+_KINDS = ("model", "optimiser", "average")  # of files with tensors
 _LOOK_S = 0.02  # how often the first stage looks whether another has written its part
 
 
@@ -59,13 +61,16 @@ class Checkpoint:
     path: Path
     update: int
     state: Mapping[str, Any]
-    weights: Mapping[str, Tensor]
-    optimiser: Mapping[str, Tensor]
+    weights: dict[str, Tensor]
+    optimiser: dict[str, Tensor]
     #: of weights, where the training keeps one
-    average: Mapping[str, Tensor] = field(default_factory=dict)
+    average: dict[str, Tensor] = field(default_factory=dict)
 
-    def restore(self, model: nn.Module, optimiser: Optimiser | None = None) -> None:
-        """Puts the weights, buffers and optimiser state back, bit for bit."""
+    def restore(self, model: nn.Module, optimiser: Optimiser | None = None, holders: Instances | None = None) -> None:
+        """Puts the weights, buffers and optimiser state back, bit for bit.
+
+        `holders`: the instances, where each holds a part of the state alone and instance 0 has what was saved.
+        """
         known, elsewhere = model.state_dict().keys(), elsewhere_of(model)
         weights = {name: tensor for name, tensor in self.weights.items() if name not in elsewhere}
         try:
@@ -75,10 +80,30 @@ class Checkpoint:
         except RuntimeError as error:
             detail = " ".join(str(error).split("\n\t")[-1].split())
             raise UserError(f"checkpoint {self.path} does not fit the model of the recipe: {detail}") from None
-        if optimiser is not None:
+        if optimiser is None:
+            return
+        if holders is None:
             # Names are those of state_tensors: slot/parameter.
             state = {key: value for key, value in self.optimiser.items() if key.partition("/")[2] not in elsewhere}
             load_state_tensors(optimiser, model, state)
+            return
+        state = state_tensors(optimiser, model)
+        parts = Parts(holders, state)
+        problem = ""
+        if holders.index == 0:
+            try:
+                check_state(optimiser, parts.like, self.optimiser)
+            except UserError as error:
+                problem = str(error)
+        if problem := agreed(holders, {"problem": problem})["problem"]:
+            raise UserError(problem)
+        parts.spread(self.optimiser if holders.index == 0 else None)
+        state_loaded(optimiser, state)
+
+    def forget_tensors(self) -> None:
+        """Once they are restored: a run that goes on for days has no use for them."""
+        for tensors in (self.weights, self.optimiser, self.average):
+            tensors.clear()
 
 
 @dataclass(frozen=True)
@@ -90,6 +115,8 @@ class Snapshot:
     optimiser: dict[str, Tensor]
     average: dict[str, Tensor]
     state: bytes
+    #: the optimiser's state, where it is fetched from its holders while it is written
+    parts: Parts | None = None
 
     @classmethod
     def take(
@@ -106,6 +133,19 @@ class Snapshot:
         tensors = _copies(state_tensors(optimiser, model), into.optimiser if into else {})
         averages = _copies(average or {}, into.average if into else {})
         return cls(update, weights, tensors, averages, json.dumps({**state, "update": update}, indent=1).encode())
+
+    @classmethod
+    def live(
+        cls,
+        update: int,
+        model: nn.Module,
+        parts: Parts,
+        state: Mapping[str, Any],
+        average: Mapping[str, Tensor] | None = None,
+    ) -> Self:
+        """Copies nothing: it has to be written before the training goes on."""
+        text = json.dumps({**state, "update": update}, indent=1).encode()
+        return cls(update, dict(model.state_dict()), {}, dict(average or {}), text, parts)
 
 
 def _copies(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -173,9 +213,17 @@ def _begin(folder: Path, update: int) -> Path:
 
 
 def _write_tensors(aside: Path, snapshot: Snapshot, suffix: str = "") -> Files:
-    groups = {"model": snapshot.weights, "optimiser": snapshot.optimiser, "average": snapshot.average}
-    names = {kind: f"{kind}{suffix}.safetensors" for kind, tensors in groups.items() if tensors or kind != "average"}
-    return _described({name: write_tensors(aside / name, groups[kind]) for kind, name in names.items()})
+    names = {kind: f"{kind}{suffix}.safetensors" for kind in _KINDS}
+    written = {names["model"]: write_tensors(aside / names["model"], snapshot.weights)}
+    parts = snapshot.parts
+    written[names["optimiser"]] = write_tensors(
+        aside / names["optimiser"],
+        snapshot.optimiser if parts is None else parts.like,
+        None if parts is None else parts.gathered(),
+    )
+    if snapshot.average:
+        written[names["average"]] = write_tensors(aside / names["average"], snapshot.average)
+    return _described(written)
 
 
 def _write_state(aside: Path, snapshot: Snapshot) -> Files:
@@ -232,12 +280,22 @@ class Saver:
         state: Mapping[str, Any],
         best: int | None,
         average: Mapping[str, Tensor] | None = None,
+        holders: Instances | None = None,
     ) -> None:
         """Copies what is to be saved and returns; waits only where the one before is not written yet.
 
         Those not to be kept are removed once it is there; `best` is the update of the best one.
+        `holders`: the instances, where each holds a part of the state alone. All call it, the first one writes, one
+        tensor after the other as they come, and no one has the memory for a copy of it all.
         """
         self.wait()
+        if holders is not None:
+            parts = Parts(holders, state_tensors(optimiser, model))
+            if holders.index == 0:
+                self._write(Snapshot.live(update, model, parts, state, average), best)
+            else:
+                give_over(parts)
+            return
         if self._line.count > 1:
             if self._line.index == 0:
                 with _writing(self._folder, update):
@@ -332,7 +390,7 @@ def load(path: Path) -> Checkpoint:
             if parts[name][1] != expected["sha256"]:
                 raise UserError(f"checkpoint {path} is damaged: {name} does not match its checksum")
         state = json.loads(parts["state.json"][0].numpy().tobytes())
-        joined: dict[str, dict[str, Tensor]] = {"model": {}, "optimiser": {}, "average": {}}
+        joined: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
         for name, (data, _) in parts.items():
             if name.endswith(".safetensors"):
                 joined[re.split(r"[-.]", name)[0]] |= tensors_in(data)
@@ -365,16 +423,21 @@ def load_latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
-def shared(found: Checkpoint | None, instances: Instances) -> Checkpoint | None:
-    """The checkpoint that instance 0 found, given to all: others may have no access to the run folder."""
+def shared(found: Checkpoint | None, instances: Instances, *, whole: bool = True) -> Checkpoint | None:
+    """The checkpoint that instance 0 found, given to all: others may have no access to the run folder.
+
+    Unless `whole`, only instance 0 has the optimiser's state.
+    """
     if instances.count == 1:
         return found
     told = agreed(instances, {"path": str(found.path), "state": dict(found.state)} if found else {})
     if not told:
         return None
-    tensors = [from_first(instances, safetensors.torch.save(dict(part)) if found else None)
-               for part in ((found.weights, found.optimiser, found.average) if found else ({}, {}, {}))]  # fmt: skip
-    weights, optimiser, average = map(safetensors.torch.load, tensors)
+    optimiser = found.optimiser if found else {}
+    sent = (found.weights, optimiser if whole else {}, found.average) if found else ({}, {}, {})
+    received = [from_first(instances, safetensors.torch.save(dict(part)) if found else None) for part in sent]
+    weights, given, average = map(safetensors.torch.load, received)
+    optimiser = given if whole else optimiser
     return Checkpoint(Path(told["path"]), told["state"]["update"], told["state"], weights, optimiser, average)
 
 

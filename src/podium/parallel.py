@@ -3,7 +3,7 @@
 `topology.py` says which instance carries which stage; `podium topology` draws it; `staged.py` cuts the model.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import PositiveInt, field_validator
 from pydantic_core import PydanticCustomError
@@ -21,6 +21,9 @@ class ParallelSection(Section):
     schedule: Schedule = "interleaved"
     #: keep only what goes in and out of the model's blocks and compute the rest again in the backward pass
     recompute: bool = False
+    #: what instances share out between them. optimiser: each keeps the optimiser's state of some of the parameters and
+    #: steps these; the bits stay
+    shard: Literal["none", "optimiser"] = "none"
 
     @field_validator("stages", mode="before")
     @classmethod

@@ -12,12 +12,14 @@ from podium.averaging import WeightAverage
 from podium.data.arrays import Source
 from podium.engine.allocator import keep_memory
 from podium.engine.busy import busy_threads
+from podium.engine.executables import Executable
 from podium.engine.instances import Instances
 from podium.engine.operators import apply_layout, resolve_layout
 from podium.engine.pipeline import Pipeline
 from podium.engine.precision import apply_precision
 from podium.engine.randomness import seed_blocks, seed_torch
 from podium.engine.recompute import apply_recompute
+from podium.engine.sharded import Shares
 from podium.engine.span import check_span, largest_span
 from podium.errors import UserError
 from podium.huggingface import start_from
@@ -52,6 +54,10 @@ class Prepared:
     lengths: Lengths
     #: of the weights, where the recipe asks for one
     average: WeightAverage | None = None
+    #: once the first update has been made, where the recipe asks for compilation
+    executable: Executable | None = None
+    #: of the parameters, where each instance keeps optimiser state of its own alone
+    shares: Shares | None = None
     #: where replicas are cut into stages: what this instance has to do with the others
     cut: Cut | None = None
 
@@ -78,6 +84,11 @@ class Prepared:
     def peers(self) -> Instances:
         """The instances that carry other replicas: all of them, or those of the same stage."""
         return self.cut.peers if self.cut else self.instances
+
+    @property
+    def holders(self) -> Instances | None:
+        """The instances, where each of them holds only a part of the state and a checkpoint needs all; else None."""
+        return self.instances if self.shares is not None else None
 
 
 def prepare(
@@ -139,7 +150,11 @@ def prepare(
     cut = None
     if topology.num_stages > 1:
         cut = cut_model(recipe, workload, model, instances, topology.num_stages, device)
-    optimiser = build_optimiser(recipe.optim, model, workload.param_groups(model))
+    shares = None
+    if recipe.parallel.shard == "optimiser" and instances.count > 1:
+        shares = Shares({name: param for name, param in model.named_parameters() if param.requires_grad}, instances)
+    held = None if shares is None else shares.own
+    optimiser = build_optimiser(recipe.optim, model, workload.param_groups(model), held)
     base_lr = scaled_lr(
         lr=recipe.optim.lr,
         lr_exponent=recipe.optim.lr_exponent,
@@ -153,6 +168,7 @@ def prepare(
         instances, device, threads, busy, Lengths(updates_per_epoch, total_updates, global_batch),
         average=None if (method := recipe.average.method) == "none" else WeightAverage(method, recipe.average.decay),
         cut=cut,
+        shares=shares,
     )  # fmt: skip
 
 

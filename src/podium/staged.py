@@ -92,6 +92,8 @@ def _check_possible(recipe: Recipe, model: nn.Module) -> None:
         raise UserError("parallel.stages goes with engine.compile=false: only whole models are compiled")
     if recipe.engine.reduction == "fast":
         raise UserError("parallel.stages goes with engine.reduction=exact: fast knows whole models only")
+    if recipe.parallel.shard != "none":
+        raise UserError("parallel.stages goes with parallel.shard=none: each stage keeps only its own state already")
     if largest_span(model) > 1:
         raise UserError("parallel.stages goes with norm.span=1: replicas that share statistics run on whole models")
 

@@ -10,7 +10,8 @@ the tensors straight to the disk and the digest, without holding Python's lock, 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -33,22 +34,35 @@ _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 _CHUNK_BYTES = 1 << 22
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
-    """Writes contiguous tensors of the host and waits until they are on the disk; returns (sha256, bytes)."""
+def file_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The order in which a file holds them: keeps each aligned."""
+    return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], fetched: Iterable[tuple[str, Tensor]] | None = None
+) -> tuple[str, int]:
+    """Writes tensors of the host and waits until they are on the disk; returns (sha256, bytes).
+
+    `fetched` gives the values, in `file_order`, where `tensors` say only names, shapes and types: one at a time is in
+    memory then.
+    """
     header, offset = {}, 0
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps each aligned
-    for name, tensor in ordered:
+    order = file_order(tensors)
+    for name in order:
+        tensor = tensors[name]
         num_bytes = tensor.numel() * tensor.element_size()
         place = [offset, offset + num_bytes]
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
         offset += num_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    parts = [memoryview(len(text).to_bytes(8, "little") + text), *(_bytes_of(tensor) for _, tensor in ordered)]
-    return write_synced(path, parts)
+    values = ((name, tensors[name]) for name in order) if fetched is None else fetched
+    head = memoryview(len(text).to_bytes(8, "little") + text)
+    return write_synced(path, chain([head], (_bytes_of(tensor) for _, tensor in values)))
 
 
-def write_synced(path: Path, parts: list[memoryview]) -> tuple[str, int]:
+def write_synced(path: Path, parts: Iterable[memoryview]) -> tuple[str, int]:
     """Writes parts one after the other and waits until they are on the disk; returns (sha256, bytes)."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb", buffering=0) as file:
@@ -103,5 +117,4 @@ def read_checked(path: Path) -> tuple[Tensor, str]:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    assert tensor.is_contiguous()
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -9,6 +9,7 @@ finish    summary, pictures, report
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import nn
 from podium import checkpoint, console
 from podium.clock import Clock, Utilisation
 from podium.engine.agree import agreed
+from podium.engine.executables import Executable
 from podium.engine.instances import Instances
 from podium.engine.update import Engine, Sums
 from podium.errors import Interrupted, TrainingFailed, UserError
@@ -91,7 +93,9 @@ def resume(
         recorded = run.environment() if lead else {}
         threads = recorded.get("threads_per_replica") or threads_per_replica(recipe, topology)
         threads = agreed(instances, {"threads": threads})["threads"]
-        found = checkpoint.shared(checkpoint.load_latest(run.checkpoints, console.warn) if lead else None, instances)
+        newest = checkpoint.load_latest(run.checkpoints, console.warn) if lead else None
+        found = checkpoint.shared(newest, instances, whole=recipe.parallel.shard == "none")
+        del newest
         prepared = prepare(recipe, topology, instances, threads, fresh=found is None)
         _check_folder_is_shared(run, prepared)
         here = environment(prepared.threads, prepared.device, prepared.busy_threads)
@@ -117,7 +121,7 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
     progress = Progress()
     stop.limit_to(prepared.recipe.train.time_limit)
     if found is not None:
-        found.restore(prepared.model, prepared.optimiser)
+        found.restore(prepared.model, prepared.optimiser, prepared.holders)
         progress = Progress.from_state(found.state["progress"])
         clock.restore(found.state["seconds"])
         prepared.schedule.load(found.state["schedule"])
@@ -125,6 +129,7 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
             elsewhere = elsewhere_of(prepared.model)
             average = {name: tensor for name, tensor in found.average.items() if name not in elsewhere}
             prepared.average.load(average, progress.num_averaged)
+        found.forget_tensors()
     _take_log(run, prepared)
     _check_equal_weights(prepared)
     if prepared.lead:
@@ -216,11 +221,12 @@ def _loop(
     valid_every = prepared.lengths.updates(recipe.valid.every)
     save_every = prepared.lengths.updates(recipe.checkpoint.every)
 
-    engine = build_engine(
-        prepared,
-        waited=lambda seconds: clock.move("communication", seconds),
-        compiled_in=lambda seconds: clock.move("compile", seconds),
-    )
+    def made(executable: Executable) -> None:
+        clock.move("compile", executable.seconds)
+        console.say(executable.sentence())
+        prepared.executable = executable
+
+    engine = build_engine(prepared, waited=lambda seconds: clock.move("communication", seconds), made=made)
     if "loss_scale" in state:
         engine.loss_scale.load(state["loss_scale"])
     saved_at = progress.update
@@ -329,13 +335,15 @@ def _take_average(prepared: Prepared, progress: Progress) -> None:
 
 
 def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock: Clock, engine: Engine) -> None:
-    if prepared.peers.index > 0:  # the first replicas' instances save: one, or one for every stage
+    # The first replicas' instances save: one, or one for every stage; all where each holds a share of the state.
+    if prepared.peers.index > 0 and prepared.holders is None:
         return
     with clock.phase("checkpoint"):
         # The last update's loss was that of the weights before it: these ones are tried once, for they may replace
         # the last good checkpoint.
         micro_batch = prepared.recipe.batch.micro_batch
-        _evaluated(prepared, progress.update, micro_batch, micro_batch, together=False)
+        if prepared.lead:
+            _evaluated(prepared, progress.update, micro_batch, micro_batch, together=False)
         state = {
             "recipe_sha256": prepared.recipe.sha256(),
             "schedule": prepared.schedule.state(),
@@ -344,7 +352,9 @@ def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock
             "loss_scale": engine.loss_scale.state(),
         }
         average = prepared.average.tensors if prepared.average is not None else None
-        saver.save(progress.update, prepared.model, prepared.optimiser, state, progress.best_update, average)
+        saver.save(
+            progress.update, prepared.model, prepared.optimiser, state, progress.best_update, average, prepared.holders
+        )
 
 
 def _weights_sha256(prepared: Prepared) -> str | None:
@@ -374,5 +384,6 @@ def _write_summary(
             "topology": prepared.topology.record(),
             "recipe_sha256": prepared.recipe.sha256(),
             "num_parameters": sum(p.numel() for p in prepared.model.parameters()),
+            **({"executable": asdict(prepared.executable)} if prepared.executable else {}),
         }
     )

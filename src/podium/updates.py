@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from podium.data.feed import Feed, samples_per_block, train_blocks
+from podium.engine.executables import Executable
 from podium.engine.update import Engine
 from podium.prepare import Prepared
 
@@ -13,9 +14,11 @@ Waited = Callable[[float], None]
 
 
 def build_engine(
-    prepared: Prepared, waited: Waited = lambda seconds: None, compiled_in: Waited = lambda seconds: None
+    prepared: Prepared,
+    waited: Waited = lambda seconds: None,
+    made: Callable[[Executable], None] = lambda executable: None,
 ) -> Engine:
-    """`waited` is told the seconds of every wait for other instances, `compiled_in` those of a compilation."""
+    """`waited` is told the seconds of every wait for other instances, `made` what the first update compiled."""
     recipe = prepared.recipe
     return Engine(
         prepared.model,
@@ -32,7 +35,8 @@ def build_engine(
         pipeline=prepared.pipeline,
         peers=prepared.peers,
         waited=waited,
-        compiled_in=compiled_in,
+        made=made,
+        shares=prepared.shares,
     )
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 #: dropout in every block, clipping over all stages, accumulation, a schedule that looks at the validation loss
 SPREAD = ["batch.micro=2", "batch.accumulation=4", "batch.replicas=2", "optim.clip_norm=0.5", "train.length=20up",
-          "valid.every=10up", "valid.max_samples=21"]  # fmt: skip
+          "valid.every=10up", "valid.max_samples=21", "schedule.warmup=0"]  # fmt: skip
 OWN = {
     "bert": ["workload.data.samples=400", "workload.model.layers=3", "workload.data.packed=true"],
     "cnn": ["workload.data.samples=400", "precision=16.32", "average.method=exponential", "average.every=2up"],
@@ -49,7 +49,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("stages", "schedule", "num_instances"),
-    [("2", "interleaved", 4), ("[0,1,1,1]", "grouped", 8)],
+    [("2", "interleaved", 4), ("[0,1,1,1]", "grouped", 4)],
 )
 @pytest.mark.parametrize("tied", ["true", "false"])
 @pytest.mark.parametrize("workload", ["bert", "gpt2"])
@@ -60,7 +60,7 @@ def test_stages_give_the_bits_of_the_whole(workload, tied, stages, schedule, num
     assert done.returncode == 0, done.stderr
     run = Run(tmp_path / "run")
     assert outcome(run) == whole(workload, extra)
-    num_stages = num_instances // 2
+    num_stages = 2 if stages == "2" else 4
     assert run.summary()["topology"] == {"hosts": 1, "instances": num_instances, "replicas": 2, "stages": num_stages}
     embedding, head = ("Embedding", "Classifier") if workload == "bert" else ("embedding", "head")
     assert f"{embedding} → device 0\n" in done.stderr

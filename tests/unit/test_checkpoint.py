@@ -107,7 +107,7 @@ def test_disk_full_at_any_write_leaves_the_previous_checkpoint_and_nothing_else(
     def full(path, parts):
         calls.append(path)
         if len(calls) == call:
-            path.write_bytes(parts[0][:10])
+            path.write_bytes(next(iter(parts))[:10])
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(path, parts)
 

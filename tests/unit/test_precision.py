@@ -59,18 +59,21 @@ def test_what_the_format_holds_exactly_stays(dtype):
     assert bool(large.isfinite().all())
 
 
-def test_draws_depend_on_the_update_alone():
+def test_draws_depend_on_update_and_name_alone():
+    """Not on what was rounded before: instances may hold different tensors."""
     first, second = StochasticRounding(7), StochasticRounding(7)
     value = torch.randn(1000)
-    targets = [torch.empty(1000, dtype=torch.bfloat16) for _ in range(3)]
-    first.begin(5)
-    first.into(targets[0], value)
-    second.begin(4)
-    second.into(targets[1], value)
-    second.begin(5)
-    second.into(targets[2], value)
-    assert torch.equal(targets[0], targets[2])
-    assert not torch.equal(targets[0], targets[1])
+
+    def into(rounding: StochasticRounding, update: int, name: str) -> torch.Tensor:
+        target = torch.empty(1000, dtype=torch.bfloat16)
+        rounding.begin(update)
+        rounding.into(target, value, name)
+        return target
+
+    alone = into(first, 5, "a")
+    others = [into(second, 4, "a"), into(second, 5, "b")]
+    assert torch.equal(alone, into(second, 5, "a"))
+    assert not any(torch.equal(alone, other) for other in others)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adamw", "rmsprop"])

@@ -1,4 +1,4 @@
-"""What instance 0 knows, told to all: only it looks at the run folder, so hosts need not share a file system."""
+"""What an instance knows, told to all: only instance 0 looks at the run folder; hosts need not share a file system."""
 
 import json
 from typing import Any
@@ -30,3 +30,15 @@ def agreed(instances: Instances, facts: dict[str, Any] | None) -> dict[str, Any]
     """A small mapping that instance 0 gave."""
     value: dict[str, Any] = json.loads(from_first(instances, json.dumps(facts or {}).encode()))
     return value
+
+
+def all_told(instances: Instances, facts: Any) -> list[Any]:
+    """What every instance gave, in their order, on all of them: anything that JSON holds, of any length."""
+    ours = json.dumps(facts).encode()
+    if instances.count == 1:
+        return [json.loads(ours)]
+    sizes = instances.gather(torch.tensor([len(ours)])).flatten().tolist()
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(ours)] = torch.frombuffer(bytearray(ours), dtype=torch.uint8)
+    rows = instances.gather(padded)
+    return [json.loads(row[:size].numpy().tobytes()) for size, row in zip(sizes, rows, strict=True)]

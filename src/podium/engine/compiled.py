@@ -1,16 +1,19 @@
-"""Compilation of a model's passes with `torch.compile`, kept in the cache folder for later runs and other instances."""
+"""A model's passes compiled with `torch.compile`, in the engine's first update. `executables.py` keeps them."""
 
 import os
 import shutil
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from podium.data.cache import cache_folder
+from podium.engine import executables
+from podium.engine.executables import Executable
+from podium.engine.instances import Instances
 from podium.errors import UserError
+from podium.workloads.base import Loss
 
 
 class Compiled(nn.Module):
@@ -19,24 +22,61 @@ class Compiled(nn.Module):
     Parameters are those of the model, in its order; names get a prefix, so checkpoints are written from the original.
     """
 
-    def __init__(self, model: nn.Module, took: Callable[[float], None]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.plain = model
-        self._took = took
         self._compiled: Callable[..., Any] = torch.compile(self._plain_pass, dynamic=False)
-        self._first = True
 
     def forward(self, *args: Tensor) -> Any:
-        if not self._first:
-            return self._compiled(*args)
-        began = time.perf_counter()
-        result = self._compiled(*args)
-        self._first = False
-        self._took(time.perf_counter() - began)
-        return result
+        return self._compiled(*args)
 
     def _plain_pass(self, *args: Tensor) -> Any:
         return self.plain(*args)
+
+    def make(
+        self,
+        loss: Callable[[nn.Module, Mapping[str, Tensor]], Loss],
+        samples: Mapping[str, Tensor],
+        instances: Instances,
+    ) -> Executable:
+        """Collective: has both passes compiled or loaded, by a trial on a micro-batch that leaves no trace."""
+        params, buffers = list(self.plain.parameters()), list(self.plain.buffers())
+
+        def trial() -> None:
+            with torch.random.fork_rng(), _kept_as_they_are(params, buffers), same_every_time():
+                loss(self, samples).sum.backward()
+
+        return executables.make(executables.folder_name(self.plain, samples), instances, trial)
+
+
+@contextmanager
+def same_every_time() -> Iterator[None]:
+    """Compiled code adds up the gradients of embeddings in the order in which threads come; in here it does not."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # costs time, and nothing here reads what is not set
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _kept_as_they_are(params: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> Iterator[None]:
+    """Whatever happens in here, gradients and buffers are the same afterwards."""
+    grads, values = [param.grad for param in params], [buffer.clone() for buffer in buffers]
+    for param in params:
+        param.grad = None
+    try:
+        yield
+    finally:
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.copy_(value)
 
 
 def has_compiler() -> bool:
@@ -44,9 +84,8 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
 
 
-def compiled(model: nn.Module, device: torch.device, took: Callable[[float], None]) -> nn.Module:
-    """`took` is told the seconds of the first call, in which the forward pass is compiled or loaded."""
+def compiled(model: nn.Module, device: torch.device) -> Compiled:
+    """Not compiled yet: `Compiled.make` does that."""
     if device.type == "cpu" and not has_compiler():
         raise UserError("engine.compile = true needs a C++ compiler (g++ or clang++), and there is none here")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("compiled")))
-    return Compiled(model, took)
+    return Compiled(model)

@@ -1,19 +1,20 @@
 """One weight update of the local replicas. Owns the `engine` section; called by `train.py` for every update.
 
+    (the first one, where `engine.compile` is true: one instance of each host compiles, then the others load)
     for each local replica:
         for each of its micro-batches: seed by place, forward, backward of the loss *sum*
         push its gradients (and buffers) onto the tree
       (where batch norm spans several replicas, those run side by side: see `span.py`; where replicas are cut into
       stages, the micro-batches of one go through all devices: see `pipeline.py`)
     join the sums of all instances, begun while the last backward still runs
-    one optimiser step on (sum of gradients) / (sum of counts)
+    one optimiser step on (sum of gradients) / (sum of counts); of a share of the parameters where these are shared out
 
 The host never looks at a device value in here; `collect()` does, once per call of many updates.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -23,14 +24,17 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from podium.batch import BatchSection
+from podium.engine.agree import all_told
 from podium.engine.buckets import Buckets
-from podium.engine.compiled import compiled
+from podium.engine.compiled import Compiled, compiled, same_every_time
+from podium.engine.executables import Executable
 from podium.engine.fast import Fast
 from podium.engine.instances import Instances
 from podium.engine.pipeline import Pipeline
 from podium.engine.precision import LossScale, PrecisionSection
 from podium.engine.randomness import seed_torch
 from podium.engine.reduce import Local, Reduction, TreeSum, replica_mean
+from podium.engine.sharded import Shares
 from podium.engine.span import SideBySide, check_span, largest_span
 from podium.engine.trap import Trap
 from podium.errors import UserError
@@ -114,14 +118,9 @@ class PendingLosses:
         names, values = self._taken()
         if instances is None or instances.count == 1:
             return _sums(names, values)
-        # JSON keeps every float to the bit (also nan and infinities, in Python), and runs nothing when read.
-        ours = json.dumps([names, values.tolist()]).encode()
-        sizes = instances.gather(torch.tensor([len(ours)])).flatten().tolist()
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(ours)] = torch.frombuffer(bytearray(ours), dtype=torch.uint8)
         sums = Sums()
-        for size, row in zip(sizes, instances.gather(padded), strict=True):
-            their_names, their_values = json.loads(row[:size].numpy().tobytes())
+        # JSON keeps every float to the bit (also nan and infinities, in Python), and runs nothing when read.
+        for their_names, their_values in all_told(instances, [names, values.tolist()]):
             sums.extend(_sums(their_names, torch.tensor(their_values, dtype=torch.float64).view(-1, 2)))
         return sums
 
@@ -182,11 +181,12 @@ class Engine:
         pipeline: Pipeline | None = None,
         peers: Instances | None = None,
         waited: Callable[[float], None] = lambda seconds: None,
-        compiled_in: Callable[[float], None] = lambda seconds: None,
+        made: Callable[[Executable], None] = lambda executable: None,
+        shares: Shares | None = None,
     ) -> None:
         """`replicas` are those of this instance: its aligned block. With a `pipeline` it carries one stage of them, as
-        its `peers` do of other blocks. `waited` is told the seconds of every wait for other instances, `compiled_in`
-        those of a compilation."""
+        its `peers` do of other blocks. `waited` is told the seconds of every wait for other instances, `made` what the
+        first update compiled or loaded. `shares`: who steps which parameter."""
         self.model = model
         self._workload = workload
         self._optimiser = optimiser
@@ -215,11 +215,14 @@ class Engine:
         self._names = [names[param] for param in self._params]
         span = largest_span(model)
         check_span(span, self._num_replicas, peers.count, reduction)
+        self._compiled: Compiled | None = None
+        self._executable: Executable | None = None
+        self._made, self._waited, self._shares = made, waited, shares
         self._reduction: Reduction
         if compile:
             if span > 1:
                 raise UserError(f"norm.span = {span} cannot be compiled: leave engine.compile=false")
-            model = compiled(model, self._device, compiled_in)
+            model = self._compiled = compiled(model, self._device)
         if peers.count == 1:
             self._reduction = Local(model, self._params, self._averaged)
         elif reduction == "exact":
@@ -235,9 +238,14 @@ class Engine:
 
         True when any instance passed `stop`: the same answer on all of them, in the same update.
         """
+        if self._compiled is not None and self._executable is None:
+            first = {name: rows[0, 0] for name, rows in samples.items()}
+            self._executable = self._compiled.make(self._workload.loss, first, self._instances)
+            self._made(self._executable)
         before = [buffer.clone() for buffer in self._buffers] if self.loss_scale.automatic else []
         scale = self.loss_scale.value
-        count, stop = self._gradients(update, samples, stop)
+        with nullcontext() if self._compiled is None else same_every_time():
+            count, stop = self._gradients(update, samples, stop)
         divisor = count * scale if scale != 1 else count
         norms = self._norms() if self.loss_scale.automatic or self._clip_norm is not None else None
         if norms is None or self.loss_scale.accepts(norms):
@@ -246,6 +254,8 @@ class Engine:
             if self._rounding is not None:
                 self._rounding.begin(update)
             step(self._optimiser, divisor, lr, self._rounding)
+            if self._shares is not None:
+                self._shares.give(self._waited)
         elif before:
             torch._foreach_copy_(self._buffers, before)
         for param in self._params:

@@ -12,7 +12,7 @@ long, and part from the papers where rates fall, norms exceed 10 or means are co
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Annotated, Any, Literal, Self
@@ -103,10 +103,14 @@ class Optimiser:
     It is none of torch's: making one of these loads torch's compiler, which takes longer than the first updates.
     Each group lies on one device in one type. `state[param]` has one tensor shaped like the parameter for each name in
     `slots`; `num_steps` counts the steps on each device for kernels that read it there, else it is empty.
+    Only parameters that are `held` have state, and are stepped: the others are another instance's.
     """
 
-    def __init__(self, section: OptimSection, groups: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, section: OptimSection, groups: list[dict[str, Any]], names: dict[nn.Parameter, str], held: set[str]
+    ) -> None:
         self.name = section.name
+        self.names = names
         self.kernel, starts = _KERNELS[section.name]
         options = {key: section.value(key) for key in _KEYS[section.name] if key != "weight_decay"}
         options = {"momentum": 0.0, "nesterov": self.name == "nesterov", "decoupled": self.name == "adamw", **options}
@@ -121,25 +125,33 @@ class Optimiser:
             if self.kernel in (_fused_adam, _lamb):
                 self.num_steps.setdefault(device, torch.zeros((), device=device))
             for param in group["params"]:
-                self.state[param] = {
-                    slot: torch.full_like(param, starts[slot], requires_grad=False) for slot in self.slots
-                }
+                if names[param] in held:
+                    self.state[param] = {
+                        slot: torch.full_like(param, starts[slot], requires_grad=False) for slot in self.slots
+                    }
         # the very lists the kernels take, by group, gathered once; loading a checkpoint copies into these tensors
+        self.held_lists = [[param for param in group["params"] if names[param] in held] for group in self.param_groups]
         self.slot_lists = [
-            [[self.state[param][slot] for param in group["params"]] for slot in self.slots]
-            for group in self.param_groups
+            [[self.state[param][slot] for param in params] for slot in self.slots] for params in self.held_lists
         ]
 
 
-def build_optimiser(section: OptimSection, model: nn.Module, groups: list[ParamGroup]) -> Optimiser:
-    """The optimiser of a model's trainable parameters, with its state in place; of those that are here, where other
-    devices hold a part of the model (see `held.py`)."""
+def build_optimiser(
+    section: OptimSection, model: nn.Module, groups: list[ParamGroup], held: Collection[str] | None = None
+) -> Optimiser:
+    """The optimiser of a model's trainable parameters, with its state in place: of those that are `held`, or of all
+    that are here, where other devices have a part of the model (see `held.py`)."""
     named = dict(model.named_parameters())
-    kept = [
+    here = [
         {"params": [named[name] for name in names if not named[name].is_meta], "weight_decay": decay, "adapt": adapt}
         for (decay, adapt, _), names in grouped_names(section, model, groups).items()
     ]
-    return Optimiser(section, [group for group in kept if group["params"]])
+    return Optimiser(
+        section,
+        [group for group in here if group["params"]],
+        {param: name for name, param in named.items()},
+        set(named if held is None else held),
+    )
 
 
 def grouped_names(
@@ -172,7 +184,7 @@ def grouped_names(
 
 def num_slots(section: OptimSection) -> int:
     """How many numbers the optimiser remembers for every weight."""
-    return len(Optimiser(section, []).slots)
+    return len(Optimiser(section, [], {}, set()).slots)
 
 
 def step(
@@ -188,24 +200,25 @@ def step(
     with torch.no_grad():
         for num_steps in optimiser.num_steps.values():
             num_steps += 1
-        for group, slots in zip(optimiser.param_groups, optimiser.slot_lists, strict=True):
+        for group, params, slots in zip(
+            optimiser.param_groups, optimiser.held_lists, optimiser.slot_lists, strict=True
+        ):
             if lr is not None:
                 group["lr"] = lr
-            params = group["params"]
             grads = [param.grad for param in params]
             if any(grad is None for grad in grads):
                 kept = [i for i, grad in enumerate(grads) if grad is not None]
-                if not kept:
-                    continue
                 params, grads, *slots = ([tensors[i] for i in kept] for tensors in (params, grads, *slots))
+            if not params:
+                continue
             device = params[0].device
             if not isinstance(divisor, Tensor):
                 # filled on the device: a copy from the host could wait for it
                 divisor = torch.full((), divisor, dtype=torch.float32, device=device)
             scale = divisor if divisor.device == device else divisor.to(device, non_blocking=True)
-            kernel = (
-                optimiser.kernel if params[0].dtype.itemsize >= 4 else partial(_in_single, optimiser.kernel, rounding)
-            )
+            kernel = optimiser.kernel
+            if params[0].dtype.itemsize < 4:
+                kernel = partial(_in_single, kernel, rounding, [optimiser.names[param] for param in params])
             kernel(group, params, grads, slots, scale, optimiser.num_steps.get(device))
 
 
@@ -220,8 +233,8 @@ def clip_divisor(norms: Tensor, count: float | Tensor, max_norm: float) -> tuple
 
 
 def state_tensors(optimiser: Optimiser, model: nn.Module) -> dict[str, Tensor]:
-    """The whole state by parameter name, `exp_avg/<name>` and so on, and `step`. These tensors live: the next step
-    changes them."""
+    """The state of what this instance holds by parameter name, `exp_avg/<name>` and so on, and `step`. These tensors
+    live: the next step changes them."""
     state = {
         f"{slot}/{name}": tensor
         for name, param in model.named_parameters()
@@ -236,6 +249,21 @@ def state_tensors(optimiser: Optimiser, model: nn.Module) -> dict[str, Tensor]:
 def load_state_tensors(optimiser: Optimiser, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Continue from what `state_tensors` returned; UserError, and nothing changed, when it is another optimiser's."""
     state = state_tensors(optimiser, model)
+    check_state(optimiser, state, tensors)
+    with torch.no_grad():
+        for key, tensor in state.items():
+            tensor.copy_(tensors[key])
+    state_loaded(optimiser, state)
+
+
+def state_loaded(optimiser: Optimiser, state: Mapping[str, Tensor]) -> None:
+    """After a checkpoint was copied into the tensors of `state_tensors`: devices agree on the number of steps."""
+    for num_steps in optimiser.num_steps.values():
+        num_steps.copy_(state["step"])
+
+
+def check_state(optimiser: Optimiser, state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """UserError where `tensors` cannot be loaded into `state`, of which only names, shapes and types matter."""
     if state.keys() != tensors.keys():
         odd = min(state.keys() ^ tensors.keys())
         raise UserError(
@@ -248,11 +276,6 @@ def load_state_tensors(optimiser: Optimiser, model: nn.Module, tensors: Mapping[
                 f"the saved optimiser state does not fit this model: {key} is {tensors[key].dtype} "
                 f"{list(tensors[key].shape)}, expected {tensor.dtype} {list(tensor.shape)}"
             )
-    with torch.no_grad():
-        for key, tensor in state.items():
-            tensor.copy_(tensors[key])
-        for num_steps in optimiser.num_steps.values():
-            num_steps.copy_(tensors["step"])
 
 
 # Kernels: one step of one group. `scale` divides the gradients; `slots` are lists like `params`, in the table's order.
@@ -264,6 +287,7 @@ Tensors = list[Tensor]
 def _in_single(
     kernel: Callable[..., None],
     rounding: StochasticRounding | None,
+    names: list[str],
     group: Group,
     params: Tensors,
     grads: Tensors,
@@ -274,12 +298,12 @@ def _in_single(
     """The step of another kernel, on copies in single precision."""
     wide, *wide_slots = ([tensor.float() for tensor in tensors] for tensors in (params, *slots))
     kernel(group, wide, [grad.float() for grad in grads], wide_slots, scale, num_steps)
-    for targets, values in zip((params, *slots), (wide, *wide_slots), strict=True):
-        for target, value in zip(targets, values, strict=True):
+    for number, (targets, values) in enumerate(zip((params, *slots), (wide, *wide_slots), strict=True)):
+        for target, value, name in zip(targets, values, names, strict=True):
             if rounding is None:
                 target.copy_(value)
             else:
-                rounding.into(target, value)
+                rounding.into(target, value, f"{number}/{name}")
 
 
 def _aligned(params: Tensors, grads: Tensors) -> Tensors:

@@ -1,7 +1,8 @@
 """Rounding to half precision, up or down by chance: right on average, where rounding to the nearest would lose every
 update that is smaller than half a step.
 
-What is drawn depends on (seed, update) alone, so every instance rounds alike. Written here: torchao's is tied to its
+What is drawn depends on (seed, update, name of the tensor) alone, so it does not matter which instance rounds, and
+which tensors it holds. Written here: torchao's is tied to its
 own optimisers, whose steps take 15 to 50 times as long as fused ones on a CPU.
 """
 
@@ -15,7 +16,7 @@ _FP16_LEAST_EXPONENT, _FP16_BITS, _FP16_MOST = -14, 10, 65504.0
 
 
 class StochasticRounding:
-    """Draws of one training. `begin` an update, then round in a fixed order."""
+    """Draws of one training; `begin` an update, then round in any order."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -24,14 +25,13 @@ class StochasticRounding:
 
     def begin(self, update: int) -> None:
         self._update = update
-        self._generators.clear()
 
-    def into(self, target: Tensor, value: Tensor) -> None:
-        """target <- value (float32), rounded to target's type."""
+    def into(self, target: Tensor, value: Tensor, name: str) -> None:
+        """target <- value (float32), rounded to target's type; `name` is the tensor's own among all of the training."""
         generator = self._generators.get(value.device)
         if generator is None:
-            key = draws.key("rounding", self._seed, self._update) >> 1
-            generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(key)
+            generator = self._generators[value.device] = torch.Generator(value.device)
+        generator.manual_seed(draws.key("rounding", self._seed, self._update, name) >> 1)
         target.copy_(rounded(value, target.dtype, generator))
 
 
