@@ -21,6 +21,7 @@ from podium.engine.randomness import seed_blocks, seed_torch
 from podium.engine.recompute import apply_recompute
 from podium.engine.sharded import Shares
 from podium.engine.span import check_span, largest_span
+from podium.engine.split import layers_of
 from podium.errors import UserError
 from podium.huggingface import start_from
 from podium.optim.optimisers import Optimiser, build_optimiser
@@ -135,6 +136,7 @@ def prepare(
     if topology.num_stages == 1:  # else it is cut first
         model.to(device)
     blocks = [block for _, block in workload.stages(model)]
+    layers = layers_of(blocks)
     if recipe.parallel.recompute:
         apply_recompute(blocks)
     if not recipe.engine.compile:  # compiled code draws in its own way, for the model as a whole
@@ -149,7 +151,7 @@ def prepare(
     instances = instances or Instances.alone()
     cut = None
     if topology.num_stages > 1:
-        cut = cut_model(recipe, workload, model, instances, topology.num_stages, device)
+        cut = cut_model(recipe, workload, model, layers, instances, device)
     shares = None
     if recipe.parallel.shard == "optimiser" and instances.count > 1:
         shares = Shares({name: param for name, param in model.named_parameters() if param.requires_grad}, instances)

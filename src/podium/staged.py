@@ -10,7 +10,7 @@ from podium.engine.instances import Instances
 from podium.engine.pipeline import Pipeline
 from podium.engine.pipeline_order import max_in_flight
 from podium.engine.span import largest_span
-from podium.engine.split import Split, layers_of, split_blocks
+from podium.engine.split import Split, split_blocks
 from podium.errors import UserError
 from podium.held import let_go
 from podium.optim.optimisers import OptimSection, grouped_names, num_slots
@@ -38,19 +38,22 @@ class Cut:
 
 
 def cut_model(
-    recipe: Recipe, workload: Workload, model: nn.Module, instances: Instances, num_stages: int, device: torch.device
+    recipe: Recipe, workload: Workload, model: nn.Module, layers: range, instances: Instances, device: torch.device
 ) -> Cut:
-    """Keeps the blocks of this instance's stage on its device. Collective: all instances call it together."""
+    """Keeps the blocks of this instance's stage on its device; `layers` are those of the blocks that are counted.
+
+    Collective: all instances call it together.
+    """
     _check_possible(recipe, model)
     named = workload.stages(model)
     names, blocks = [name for name, _ in named], [block for _, block in named]
     inside = {id(param) for block in blocks for param in block.parameters()}
     assert all(id(param) in inside for param in model.parameters()), "stages() must hold every parameter"
-    batch, section = recipe.batch, recipe.parallel
+    batch, section, num_stages = recipe.batch, recipe.parallel, recipe.parallel.num_stages
     cpu = torch.device("cpu")
     facts = look_at_blocks(workload, blocks, batch.micro_batch, recipe.precision, cpu)
     costs = [float(fact.products) for fact in facts]
-    split = split_blocks(names, layers_of(blocks), section.stages, costs)
+    split = split_blocks(names, layers, section.stages, costs)
     order = [
         name for group in grouped_names(recipe.optim, model, workload.param_groups(model)).values() for name in group
     ]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from podium.engine.pipeline_order import Action, actions, max_in_flight
 from podium.engine.split import layers_of, split_blocks
@@ -70,6 +71,9 @@ def test_no_other_split_has_a_cheaper_costliest_device(costs, num_devices):
 def test_layers_are_the_blocks_of_one_kind():
     assert layers_of([nn.Embedding(2, 2), nn.Linear(2, 2), nn.Linear(2, 2), nn.Tanh(), nn.ReLU()]) == range(1, 3)
     assert layers_of([nn.Linear(2, 2)] * 3) == range(3)
+    # A last one that derives from the others is one of them.
+    last = NonDynamicallyQuantizableLinear(2, 2)
+    assert layers_of([nn.Tanh(), nn.Linear(2, 2), nn.Linear(2, 2), last]) == range(1, 4)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

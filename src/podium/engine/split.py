@@ -47,11 +47,11 @@ class Split:
 
 
 def layers_of(blocks: Sequence[nn.Module]) -> range:
-    """The layers among a model's blocks: from the first to the last of the class that most blocks are of."""
-    # By name: a block whose activations are computed again has a class of its own.
-    kinds = [type(block).__name__ for block in blocks]
-    (most, _), *_ = Counter(kinds).most_common(1)
-    places = [place for place, kind in enumerate(kinds) if kind == most]
+    """The layers among the blocks of a model as it was built: from the first to the last of the class that most are
+    of, or derive from."""
+    counts = Counter(kind for block in blocks for kind in type(block).__mro__ if kind not in nn.Module.__mro__)
+    most = max(counts, key=lambda kind: (counts[kind], len(kind.__mro__)))
+    places = [place for place, block in enumerate(blocks) if isinstance(block, most)]
     return range(places[0], places[-1] + 1)
 
 
