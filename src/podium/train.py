@@ -342,7 +342,7 @@ def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock
         # The last update's loss was that of the weights before it: these ones are tried once, for they may replace
         # the last good checkpoint.
         micro_batch = prepared.recipe.batch.micro_batch
-        if prepared.lead:
+        if prepared.peers.index == 0:
             _evaluated(prepared, progress.update, micro_batch, micro_batch, together=False)
         state = {
             "recipe_sha256": prepared.recipe.sha256(),
