@@ -13,10 +13,21 @@ def test_the_readme_shows_the_last_race():
 
 
 def test_a_table_replaces_the_one_before():
-    page = "# The race\n\nwhen and how\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
+    head = "| lane | contender | samples/s | least … most | Podium / it (least … most) | of SGEMM peak | loss |\n"
+    rows = [
+        "| a, small | **Podium** | 30 | 29 … 31 | **2.00** (1.90 … 2.10) to the fastest other | 50% | 1 |",
+        "| a, small | slow | 10 | 9 … 11 | 3.00 (2.90 … 3.10) | 17% | 1 |",
+        "| a, small | quick | 15 | 14 … 16 | 2.00 (1.90 … 2.10) | 25% | 1 |",
+        "| b | **Podium** | void |  |  |  | 1 |",
+    ]
+    page = f"# The race\n\nwhen and how\n\n{head}|---|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
     readme = "before\n<!-- the race -->\n| old |\n<!-- end of the race -->\nafter\n"
-    shown = "before\n<!-- the race -->\n| a | b |\n|---|---|\n| 1 | 2 |\n<!-- end of the race -->\nafter\n"
-    assert show_table(readme, page) == shown
+    shown = show_table(readme, page)
+    assert "| a, small | 30 | quick, 15 | **2.00** (1.90 … 2.10) | 50% |\n" in shown
+    assert "slow" not in shown
+    assert "old" not in shown
+    assert shown.startswith("before\n<!-- the race -->\n| lane | Podium, samples/s |")
+    assert shown.endswith("<!-- end of the race -->\nafter\n")
     assert show_table(shown, page) == shown
 
 
