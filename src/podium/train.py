@@ -18,6 +18,7 @@ import torch
 from podium import checkpoint, console
 from podium.clock import Clock, Utilisation
 from podium.engine.agree import agreed
+from podium.engine.allocator import settled_objects
 from podium.engine.instances import Instances
 from podium.engine.update import Engine, Sums
 from podium.errors import Interrupted, TrainingFailed, UserError
@@ -197,6 +198,7 @@ def _loop(
         console.progress_display(prepared.lead) as display,
         checkpoint.Saver(run.checkpoints, recipe.checkpoint) as saver,
         samples_of_updates(prepared, progress.update, total, late) as all_samples,
+        settled_objects(),
         clock.phase("train"),
     ):
         for samples in all_samples:
