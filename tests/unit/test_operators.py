@@ -21,6 +21,7 @@ CONVOLUTIONS = {
     "few channels": (nn.Conv2d(4, 6, (3, 2)), (3, 4, 8, 7)),
     "as a product": (nn.Conv2d(16, 24, 3), (4, 16, 9, 7)),
     "padded and strided": (nn.Conv2d(20, 8, 3, stride=2, padding=1), (2, 20, 11, 8)),
+    "many channels, strided": (nn.Conv2d(128, 8, 3, stride=2, padding=1, bias=False), (2, 128, 7, 6)),
     "uneven": (nn.Conv2d(16, 8, (1, 5), stride=(1, 3), padding=(0, 2)), (2, 16, 4, 20)),
     "pointwise": (nn.Conv2d(32, 16, 1, bias=False), (2, 32, 6, 6)),
     "grouped": (nn.Conv2d(16, 16, 3, groups=4), (2, 16, 6, 6)),
