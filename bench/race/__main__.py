@@ -17,9 +17,10 @@ All start from the same weights, and all but the last train the workload's own m
 as tensors in memory, images as floats (Podium keeps them as stored, and converts them while it trains), save nothing
 and look at no loss.
 
-For every lane, first each contender trains 100 updates without dropout; afterwards all must have the plain loop's loss
-(within rounding, see `page.py`), or the lane is void and the exit code 1. Then rounds: in each one, every contender
-warms up and is timed for some seconds in a process of its own; who begins changes from round to round.
+For every lane, first each contender trains 100 updates without dropout (fewer where the lane says so); afterwards all
+must have the plain loop's loss (within rounding, see `page.py`), or the lane is void and the exit code 1. Then rounds:
+in each one, every contender warms up and is timed for some seconds in a process of its own, or for as many updates as
+the lane wants at least; who begins changes from round to round.
 """
 
 import argparse
@@ -39,8 +40,6 @@ from bench.race.process import run_heat
 RESULTS = Path(__file__).parents[1] / "results" / "race.md"
 #: shows the table of RESULTS, see `show_table`
 README = Path(__file__).parents[2] / "README.md"
-#: the loss is compared after these; those of the warm-up do not count for the first guess at the speed
-_COMPARED, _COMPARED_WARMUP = 100, 40
 MIN_ROUNDS = 5
 
 
@@ -80,7 +79,8 @@ def race(lane_name: str, contenders: list[str], num_rounds: int, seconds: float,
 
     guesses = {}
     for contender in [PLAIN, *(name for name in contenders if name != PLAIN)]:
-        heat = Heat(contender, lane_name, str(folder), _COMPARED_WARMUP, _COMPARED - _COMPARED_WARMUP, compare=True)
+        warmup = 2 * (lane.num_compared // 5)  # does not count for the first guess at the speed
+        heat = Heat(contender, lane_name, str(folder), warmup, lane.num_compared - warmup, compare=True)
         done = run_heat(heat)
         result.first_loss = done.first_loss  # the same for all
         result.losses[contender], result.threads[contender] = done.loss, done.threads
@@ -96,8 +96,11 @@ def race(lane_name: str, contenders: list[str], num_rounds: int, seconds: float,
         first = number % len(contenders)
         for contender in contenders[first:] + contenders[:first]:
             stretch_s = seconds if number else seconds / 3
-            num_records = round(stretch_s * guesses[contender] / recipe.batch.global_batch / per_record)
-            heat = Heat(contender, lane_name, str(folder), 2 * per_record, per_record * max(1, num_records))
+            num_updates = stretch_s * guesses[contender] / recipe.batch.global_batch
+            if number:
+                num_updates = max(num_updates, lane.least_updates)
+            num_records = max(1, round(num_updates / per_record))
+            heat = Heat(contender, lane_name, str(folder), 2 * per_record, per_record * num_records)
             done = run_heat(heat)
             guesses[contender] = done.samples_per_second
             if number:

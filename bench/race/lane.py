@@ -31,9 +31,9 @@ _NUM_COMPARED = 10
 class Lane:
     """What all contenders train.
 
-    The learning rate is low enough for rounding not to grow over the 100 updates after which losses are compared: the
-    plain loop with weights 1e-6 larger must come out within 1e-4, one that leaves out an update further away than 1e-3.
-    The speed does not depend on it.
+    The learning rate is low enough for rounding not to grow over the updates after which losses are compared: the plain
+    loop with weights 1e-6 larger must come out within 1e-4, one that leaves out an update further away than 1e-3. The
+    speed does not depend on it.
     """
 
     name: str
@@ -53,6 +53,11 @@ class Lane:
     as_tensors: Callable[[Recipe, dict[str, NDArray]], dict[str, NDArray]] = lambda recipe, buffers: buffers
     #: fields by name -> as Hugging Face's model of the same kind names them; None: it has none
     for_transformers: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
+    #: losses are compared after so many updates
+    num_compared: int = 100
+    #: a stretch is not shorter than these, for every contender alike: where updates take seconds, the few that fit the
+    #: usual stretch tell little, and Podium's checkpoint in each stretch comes far oftener than in any training
+    least_updates: int = 1
 
     def all_overrides(self, folder: Path, not_random: bool) -> list[str]:
         texts = (*_AS_OTHERS_DO, *self.overrides, *(self.not_random if not_random else ()))

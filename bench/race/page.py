@@ -21,6 +21,8 @@ TOLERANCE = 5e-4
 LEAST_FALL = 0.05
 
 
+#: the table's heading says so; rows say where it was another number
+_USUALLY_COMPARED = 100
 _TABLE_BEGINS, _TABLE_ENDS = "<!-- the race -->", "<!-- end of the race -->"
 
 
@@ -66,7 +68,7 @@ class LaneResult:
 def table(results: Sequence[LaneResult], peak: float) -> str:
     lines = [
         "| lane | contender | samples/s | least … most | Podium / it (least … most) | of SGEMM peak | "
-        "loss after 100 updates |",
+        f"loss after {_USUALLY_COMPARED} updates |",
         "|---|---|---|---|---|---|---|",
     ]
     for result in results:
@@ -104,6 +106,8 @@ def _ratio(result: LaneResult, contender: str) -> str:
 
 def _loss(result: LaneResult, contender: str) -> str:
     text = f"{result.losses[contender]:.6g}"
+    if result.lane.num_compared != _USUALLY_COMPARED:
+        text += f" after {result.lane.num_compared}"
     if contender == PLAIN:
         return text
     deviation = result.deviation(contender)
@@ -121,10 +125,16 @@ def page(results: Sequence[LaneResult], peak: float, num_rounds: int, seconds: f
         f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M}; {machine['processor']}, {machine['num_cores']} cores, "
         f"{machine['instruction_set']}, threads: {' or '.join(map(str, threads))}, load {load:.2f} at the start; "
         f"{versions}, Python {machine['python']}. SGEMM peak {peak / 1e9:,.0f} GFLOP/s. Medians of {num_rounds} rounds "
-        f"of {seconds:g} s each, contenders in turns, each in a process of its own; ratios are those of each round. "
+        f"of {_stretch(results, seconds)}, contenders in turns, each in a process of its own; ratios are those of each "
+        "round. "
         f"Made by `make race`; `bench/race/__main__.py` says what is compared.\n\n"
         f"{table(results, peak)}"
     )
+
+
+def _stretch(results: Sequence[LaneResult], seconds: float) -> str:
+    longer = [result.lane for result in results if result.lane.least_updates > 1]
+    return f"{seconds:g} s each" + "".join(f" ({lane.title}: {lane.least_updates} updates or more)" for lane in longer)
 
 
 def merged(earlier: str, page: str) -> str:

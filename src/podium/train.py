@@ -20,6 +20,7 @@ from torch import nn
 from podium import checkpoint, console
 from podium.clock import Clock, Utilisation
 from podium.engine.agree import agreed
+from podium.engine.allocator import settled_objects
 from podium.engine.executables import Executable
 from podium.engine.instances import Instances
 from podium.engine.update import Engine, Sums
@@ -238,6 +239,7 @@ def _loop(
         console.progress_display(prepared.lead) as display,
         checkpoint.Saver(run.checkpoints, recipe.checkpoint, prepared.line) as saver,
         samples_of_updates(prepared, progress.update, total, late) as all_samples,
+        settled_objects(),
         clock.phase("train"),
     ):
         for samples in all_samples:

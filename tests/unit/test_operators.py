@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from podium.engine import few_taps, pooled
 from podium.engine.conv_pool import ConvPool
 from podium.engine.operators import apply_layout, resolve_layout
 
@@ -20,6 +21,7 @@ CONVOLUTIONS = {
     "few channels": (nn.Conv2d(4, 6, (3, 2)), (3, 4, 8, 7)),
     "as a product": (nn.Conv2d(16, 24, 3), (4, 16, 9, 7)),
     "padded and strided": (nn.Conv2d(20, 8, 3, stride=2, padding=1), (2, 20, 11, 8)),
+    "many channels, strided": (nn.Conv2d(128, 8, 3, stride=2, padding=1, bias=False), (2, 128, 7, 6)),
     "uneven": (nn.Conv2d(16, 8, (1, 5), stride=(1, 3), padding=(0, 2)), (2, 16, 4, 20)),
     "pointwise": (nn.Conv2d(32, 16, 1, bias=False), (2, 32, 6, 6)),
     "grouped": (nn.Conv2d(16, 16, 3, groups=4), (2, 16, 6, 6)),
@@ -148,6 +150,30 @@ def test_a_block_is_cut_into_as_many_pieces_as_there_are_threads(threads, monkey
         assert all(torch.equal(bits[0], again) for again in bits)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("image", "kernel", "num_out", "window"),
+    [((28, 28, 1), (3, 3), 32, (2, 2)), ((1, 50, 4), (1, 4), 30, (1, 4)), ((9, 8, 2), (2, 2), 8, (2, 3))],
+)
+def test_few_taps_give_the_bits_of_lists(threads, image, kernel, num_out, window):
+    geometry = pooled.geometry_of(image, kernel, num_out, window, True)
+    assert few_taps.fits(geometry)
+    torch.manual_seed(0)
+    images = torch.randn(5, *image)
+    grad = torch.randn(5, *geometry.pooled, num_out)
+    chosen = torch.randint(-1, geometry.window_area, grad.shape).remainder(256).to(torch.uint8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        of_taps, of_bias = few_taps.gradients(geometry, images, chosen, grad)
+        _, *expected = pooled.gradients(geometry, images, torch.zeros(of_taps.shape), chosen, grad, False)
+    finally:
+        torch.set_num_threads(before)
+    assert of_taps.any()
+    assert torch.equal(of_taps, expected[0])
+    assert torch.equal(of_bias, expected[1])
 
 
 @pytest.mark.parametrize("values", ["equal", "negative", "not a number"])

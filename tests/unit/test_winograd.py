@@ -7,6 +7,7 @@ from torch import nn
 from podium.engine import winograd
 from podium.engine.operators import apply_layout
 from podium.engine.winograd import Convolution, Geometry, convolved
+from podium.engine.winograd_kernel import matrix, transformed
 
 # n, c, o, height, width, padding
 SHAPES = [
@@ -54,6 +55,16 @@ def test_outputs_and_gradients_are_those_of_float64(threads, n, c, o, height, wi
     for ours, theirs in zip(single, double, strict=True):
         assert ours.grad.shape == theirs.grad.shape
         assert _off(ours.grad, theirs.grad) < 4e-6
+
+
+@pytest.mark.parametrize(("o", "c"), [(64, 32), (8, 40)])
+def test_kernels_are_transformed_as_by_a_matrix(threads, o, c):
+    torch.manual_seed(0)
+    kernel = torch.randn(o, c, 3, 3).contiguous(memory_format=torch.channels_last)
+    turned = kernel.flip(2, 3).transpose(0, 1)
+    for found, of in ((transformed(kernel), kernel), (transformed(kernel, backwards=True), turned)):
+        expected = (matrix().double() @ of.double().permute(2, 3, 1, 0).reshape(9, c * o)).view(found.shape)
+        assert _off(found, expected) < 2e-7
 
 
 def test_again_gives_the_same_bits(threads):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from podium.engine import winograd
+from podium.engine import few_taps, winograd
 from podium.engine.pooled import convolve_and_pool, geometry_of, gradients, pool
 
 #: of the convolution's values that are to stay in the cache
@@ -59,7 +59,11 @@ class ConvPool(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         image, weight, chosen = ctx.saved_tensors
         image, taps, grad = (tensor.permute(0, 2, 3, 1).contiguous() for tensor in (image, weight, grad))
-        of_image, of_taps, of_bias = gradients(ctx.geometry, image, taps, chosen, grad, ctx.needs_input_grad[0])
+        wants_image, of_image = ctx.needs_input_grad[0], None
+        if not wants_image and few_taps.fits(ctx.geometry):
+            of_taps, of_bias = few_taps.gradients(ctx.geometry, image, chosen, grad)
+        else:
+            of_image, of_taps, of_bias = gradients(ctx.geometry, image, taps, chosen, grad, wants_image)
         return (
             of_image.permute(0, 3, 1, 2) if of_image is not None else None,
             of_taps.permute(0, 3, 1, 2),

@@ -29,7 +29,7 @@ from torch import Tensor
 from podium.engine.machine_code import BYTE, FLOAT, INT, LONG, WIDTH, Code, Routine, Value, number
 
 _MOST_SUMS = 12  # vectors summed up at a time; 16 registers also hold what comes in
-_NONE = 255  # in place of a chosen position: no gradient passes, as ReLU has zeroed it
+NONE = 255  # in place of a chosen position: no gradient passes, as ReLU has zeroed it
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +99,10 @@ def convolve_and_pool(
 ) -> None:
     """The same from the image itself, without the convolution's values in memory; for blocks that are `small`."""
     routine, starts = _convolve_and_pool(geometry)
-    by_tap = taps.reshape(geometry.num_out, -1).t().contiguous()
     bias = taps.new_zeros(geometry.num_out) if bias is None else bias
-    routine(torch.get_num_threads(), len(image), image, by_tap, bias, pooled, chosen, starts)
+    num_pieces = torch.get_num_threads()
+    by_tap = torch.empty(num_pieces, taps.numel())
+    routine(num_pieces, len(image), image, taps, bias, pooled, chosen, starts, by_tap)
 
 
 def gradients(
@@ -119,7 +120,7 @@ def gradients(
     return of_image, total[:num_weights].view(taps.shape), total[num_weights:]
 
 
-def _window_starts(geometry: Geometry, width: int, depth: int) -> Tensor:
+def window_starts(geometry: Geometry, width: int, depth: int) -> Tensor:
     """(q, r): where the position r of a window begins in an image of such rows, as int32."""
     (num_rows, num_columns), (high, wide) = geometry.pooled, geometry.window
     rows = torch.arange(num_rows)[:, None] * high + torch.arange(high)  # (rows of windows, high)
@@ -133,7 +134,7 @@ def _pool(geometry: Geometry, num_rows: int, num_columns: int) -> tuple[Routine,
     code = Code(num_arguments=5)
     num_samples, conv, pooled, chosen, starts = code.arguments
 
-    def values(sample: Value, places: list[Value], o: Value, sizes: list[int]) -> Iterator[list[Value]]:
+    def values(_: Value, sample: Value, places: list[Value], o: Value, sizes: list[int]) -> Iterator[list[Value]]:
         conv_of = code.pointer(conv, FLOAT, code.times(sample, num_rows * num_columns * geometry.num_out))
         for place in places:
             yield [
@@ -141,35 +142,46 @@ def _pool(geometry: Geometry, num_rows: int, num_columns: int) -> tuple[Routine,
             ]
 
     _every_window(code, geometry, num_samples, starts, pooled, chosen, values)
-    return Routine(code), _window_starts(geometry, num_columns, geometry.num_out)
+    return Routine(code), window_starts(geometry, num_columns, geometry.num_out)
 
 
 @functools.cache
 def _convolve_and_pool(geometry: Geometry) -> tuple[Routine, Tensor]:
     _, width, depth = geometry.image
-    code = Code(num_arguments=7)
-    num_samples, image, by_tap, bias, pooled, chosen, starts = code.arguments
-    by_tap_of, bias_of = code.pointer(by_tap, FLOAT), code.pointer(bias, FLOAT)
+    num_taps, num_out = geometry.num_taps, geometry.num_out
+    code = Code(num_arguments=8)
+    num_samples, image, taps, bias, pooled, chosen, starts, by_tap = code.arguments
+    taps_of, bias_of = code.pointer(taps, FLOAT), code.pointer(bias, FLOAT)
     inputs = [i * width * depth + at for i in range(geometry.kernel[0]) for at in range(geometry.kernel[1] * depth)]
 
-    def values(sample: Value, places: list[Value], o: Value, sizes: list[int]) -> Iterator[list[Value]]:
+    def begin(piece: Value) -> Value:
+        """Turns the taps (o, tap) to (tap, o), for each piece."""
+        by_tap_of = code.pointer(by_tap, FLOAT, code.times(piece, num_taps * num_out))
+        with code.loop(number(0), number(num_out)) as o, code.loop(number(0), number(num_taps)) as tap:
+            value = code.load(taps_of, code.plus(code.times(o, num_taps), tap))
+            code.store(value, by_tap_of, code.plus(code.times(tap, num_out), o))
+        return by_tap_of
+
+    def values(
+        by_tap_of: Value, sample: Value, places: list[Value], o: Value, sizes: list[int]
+    ) -> Iterator[list[Value]]:
         image_of = code.pointer(image, FLOAT, code.times(sample, geometry.num_inputs))
         # Two positions at a time: enough sums under way to keep the processor busy, and they share the taps.
         for pair in (places[at : at + 2] for at in range(0, len(places), 2)):
             first = [code.vector(bias_of, code.plus(o, number(at)), size) for at, size in _placed(sizes)]
             sums = [first] * len(pair)
             for tap, at in enumerate(inputs):
-                row = code.plus(o, number(tap * geometry.num_out))
-                taps = [code.vector(by_tap_of, code.plus(row, number(at)), size) for at, size in _placed(sizes)]
+                row = code.plus(o, number(tap * num_out))
+                weights = [code.vector(by_tap_of, code.plus(row, number(at)), size) for at, size in _placed(sizes)]
                 found = [code.load(image_of, code.plus(place, number(at))) for place in pair]
                 sums = [
-                    [code.multiply_add(code.spread(x, t.type.count), t, v) for t, v in zip(taps, of, strict=True)]
+                    [code.multiply_add(code.spread(x, t.type.count), t, v) for t, v in zip(weights, of, strict=True)]
                     for x, of in zip(found, sums, strict=True)
                 ]
             yield from sums
 
-    _every_window(code, geometry, num_samples, starts, pooled, chosen, values)
-    return Routine(code), _window_starts(geometry, width, depth)
+    _every_window(code, geometry, num_samples, starts, pooled, chosen, values, begin)
+    return Routine(code), window_starts(geometry, width, depth)
 
 
 def _every_window(
@@ -179,29 +191,39 @@ def _every_window(
     starts: Value,
     pooled: Value,
     chosen: Value,
-    values: Callable[[Value, list[Value], Value, list[int]], Iterator[list[Value]]],
+    values: Callable[[Value, Value, list[Value], Value, list[int]], Iterator[list[Value]]],
+    begin: Callable[[Value], Value] = lambda piece: piece,
 ) -> None:
-    """Writes the whole routine. `values(sample, places, o, sizes)`: for every position of a window the values of the
-    channels from o on, as vectors of these sizes."""
+    """Writes the whole routine. `values(begun, sample, places, o, sizes)`: for every position of a window the values of
+    the channels from o on, as vectors of these sizes; `begun` is what `begin` has made for the piece."""
     num_out, num_together = geometry.num_out, 4 * WIDTH
     whole = num_out - num_out % num_together
     rest = [min(WIDTH, num_out - at) for at in range(whole, num_out, WIDTH)]
     starts_of = code.pointer(starts, INT)
-    with (
-        code.every_piece() as piece,
-        code.loop(*code.share(num_samples, piece)) as sample,
-        code.loop(number(0), number(geometry.num_windows)) as q,
-    ):
-        at = code.times(code.plus(code.times(sample, geometry.num_windows), q), num_out)
-        pooled_of, chosen_of = code.pointer(pooled, FLOAT, at), code.pointer(chosen, BYTE, at)
-        first = code.times(q, geometry.window_area)
-        places = [
-            code.ir.zext(code.load(starts_of, code.plus(first, number(r))), LONG) for r in range(geometry.window_area)
-        ]
-        with code.loop(number(0), number(whole), num_together) as o:
-            _choose(code, geometry, values(sample, places, o, [WIDTH] * 4), o, pooled_of, chosen_of)
-        if rest:
-            _choose(code, geometry, values(sample, places, number(whole), rest), number(whole), pooled_of, chosen_of)
+    with code.every_piece() as piece:
+        begun = begin(piece)
+        with (
+            code.loop(*code.share(num_samples, piece)) as sample,
+            code.loop(number(0), number(geometry.num_windows)) as q,
+        ):
+            at = code.times(code.plus(code.times(sample, geometry.num_windows), q), num_out)
+            pooled_of, chosen_of = code.pointer(pooled, FLOAT, at), code.pointer(chosen, BYTE, at)
+            first = code.times(q, geometry.window_area)
+            places = [
+                code.ir.zext(code.load(starts_of, code.plus(first, number(r))), LONG)
+                for r in range(geometry.window_area)
+            ]
+            with code.loop(number(0), number(whole), num_together) as o:
+                _choose(code, geometry, values(begun, sample, places, o, [WIDTH] * 4), o, pooled_of, chosen_of)
+            if rest:
+                _choose(
+                    code,
+                    geometry,
+                    values(begun, sample, places, number(whole), rest),
+                    number(whole),
+                    pooled_of,
+                    chosen_of,
+                )
 
 
 def _choose(
@@ -226,7 +248,7 @@ def _choose(
             zero = ir.Constant(best[k].type, [0.0] * size)
             dead = build.fcmp_ordered("<=", best[k], zero)
             best[k] = build.select(dead, zero, best[k])
-            which[k] = build.select(dead, bytes_of(_NONE, size), which[k])
+            which[k] = build.select(dead, bytes_of(NONE, size), which[k])
         place = code.plus(o, number(at))
         code.store_vector(best[k], pooled, place)
         build.store(which[k], build.bitcast(build.gep(chosen, [place]), which[k].type.as_pointer()), align=1)
@@ -274,7 +296,7 @@ def _gradients(geometry: Geometry, wants_image: bool) -> tuple[Routine, Tensor, 
                 with code.loop(number(0), number(num_out)) as o:
                     line = code.plus(code.times(code.plus(code.times(sample, num_windows), q), num_out), o)
                     which = code.load(code.pointer(chosen, BYTE), line)
-                    passes = build.icmp_unsigned("!=", which, ir.Constant(BYTE, _NONE))
+                    passes = build.icmp_unsigned("!=", which, ir.Constant(BYTE, NONE))
                     # A line beyond the list's length is overwritten by the next: no jump that depends on data.
                     which = build.select(passes, build.zext(which, LONG), number(0))
                     g = code.load(code.pointer(grad, FLOAT), line)
@@ -296,7 +318,7 @@ def _gradients(geometry: Geometry, wants_image: bool) -> tuple[Routine, Tensor, 
                 for group in _groups(geometry):
                     of_o = code.times(o, geometry.num_taps)
                     _add_sums(code, of_taps, of_o, image_of, lines, [(tap, x, k) for x, tap, k in group])
-    return Routine(code), _window_starts(geometry, width, depth), num_scratch
+    return Routine(code), window_starts(geometry, width, depth), num_scratch
 
 
 def _append(

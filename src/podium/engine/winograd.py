@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from podium.engine.machine_code import FLOAT, WIDTH, Code, Routine, Value, number
+from podium.engine.winograd_kernel import matrix, transformed
 
 #: sums of a matrix product that stay in registers: so many rows by so many vectors
 _ROWS, _VECTORS = 6, 2
@@ -118,15 +119,22 @@ def channels_last_empty(*shape: int) -> Tensor:
 
 
 def convolved(
-    image: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry, output: Tensor | None = None
+    image: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    output: Tensor | None = None,
+    *,
+    backwards: bool = False,
 ) -> Tensor:
-    """The output; it may be smaller than all there is, in which case the rest is left out."""
+    """The output; it may be smaller than all there is, in which case the rest is left out. `backwards`: with the kernel
+    turned round, from its outputs to its inputs."""
     routine, num_scratch = _convolution(geometry, bias is not None)
     num_pieces = min(len(image) * geometry.num_blocks, 4 * torch.get_num_threads())
     if output is None:
         output = image.new_empty(len(image), *geometry.output)
     scratch = image.new_empty(num_pieces, num_scratch)
-    routine(num_pieces, len(image), image, _transformed(kernel), 0 if bias is None else bias, output, scratch)
+    routine(num_pieces, len(image), image, transformed(kernel, backwards), 0 if bias is None else bias, output, scratch)
     return output
 
 
@@ -135,7 +143,7 @@ def image_gradient(grad: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
     h, w, _ = geometry.image
     around = 2 - geometry.padding[0], 2 - geometry.padding[1]
     backwards = Geometry(geometry.output, (h, w, geometry.image[2]), around)
-    return convolved(grad, kernel.flip(2, 3).transpose(0, 1), None, backwards)
+    return convolved(grad, kernel, None, backwards, backwards=True)
 
 
 def kernel_gradient(image: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
@@ -148,21 +156,8 @@ def kernel_gradient(image: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     scratch = image.new_empty(num_pieces, num_scratch)
     routine(num_pieces, len(image), image, grad, sums, scratch)
     total = sums[0] if num_pieces == 1 else sums.sum(0)
-    of_kernel = (_kernel_transform().t() @ total).view(3, 3, c, o)
+    of_kernel = (matrix().t() @ total).view(3, 3, c, o)
     return of_kernel.permute(3, 0, 1, 2).contiguous().permute(0, 3, 1, 2)
-
-
-def _transformed(kernel: Tensor) -> Tensor:
-    """U (16, c, o)"""
-    o, c, _, _ = kernel.shape
-    return _kernel_transform() @ kernel.permute(2, 3, 1, 0).reshape(9, c * o)
-
-
-@functools.cache
-def _kernel_transform() -> Tensor:
-    """(16, 9): of a kernel written as a row"""
-    g = torch.tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
-    return torch.kron(g, g)
 
 
 @functools.cache
