@@ -26,7 +26,8 @@ from podium.engine.agree import agreed, from_first
 from podium.engine.instances import Instances
 from podium.engine.parts import Parts, give_over
 from podium.errors import PodiumError, TrainingFailed, UserError, system_reason
-from podium.optim.optimisers import Optimiser, check_state, load_state_tensors, state_loaded, state_tensors
+from podium.optim.optimisers import Optimiser
+from podium.optim.state import check_state, load_state_tensors, row_places, state_loaded, state_tensors
 from podium.schema import Section
 from podium.tensor_file import read_checked, tensors_in, write_synced, write_tensors
 from podium.threads import stay_single
@@ -57,23 +58,23 @@ class Checkpoint:
     #: of weights, where the training keeps one
     average: dict[str, Tensor] = field(default_factory=dict)
 
-    def restore(self, model: nn.Module, optimiser: Optimiser | None = None, holders: Instances | None = None) -> None:
-        """Puts the weights, buffers and optimiser state back, bit for bit.
-
-        `holders`: the instances, where each holds a part of the state alone and instance 0 has what was saved.
-        """
+    def restore(self, model: nn.Module, optimiser: Optimiser | None = None) -> None:
+        """Puts the weights, buffers and optimiser state back, bit for bit."""
         try:
             model.load_state_dict(dict(self.weights), strict=True)
         except RuntimeError as error:
             detail = " ".join(str(error).split("\n\t")[-1].split())
             raise UserError(f"checkpoint {self.path} does not fit the model of the recipe: {detail}") from None
-        if optimiser is None:
-            return
+        if optimiser is not None:
+            self.restore_optimiser(optimiser)
+
+    def restore_optimiser(self, optimiser: Optimiser, holders: Instances | None = None) -> None:
+        """`holders`: the instances, where each holds a part of the state alone and instance 0 has what was saved."""
         if holders is None:
-            load_state_tensors(optimiser, model, self.optimiser)
+            load_state_tensors(optimiser, self.optimiser)
             return
-        state = state_tensors(optimiser, model)
-        parts = Parts(holders, state)
+        state = state_tensors(optimiser)
+        parts = Parts(holders, state, row_places(optimiser))
         problem = ""
         if holders.index == 0:
             try:
@@ -115,7 +116,7 @@ class Snapshot:
     ) -> Self:
         """Copies everything to the host; `into` gives the memory of a snapshot that is not needed any more."""
         weights = _copies(model.state_dict(), into.weights if into else {})
-        tensors = _copies(state_tensors(optimiser, model), into.optimiser if into else {})
+        tensors = _copies(state_tensors(optimiser), into.optimiser if into else {})
         averages = _copies(average or {}, into.average if into else {})
         return cls(update, weights, tensors, averages, json.dumps({**state, "update": update}, indent=1).encode())
 
@@ -229,7 +230,7 @@ class Saver:
         """
         self.wait()
         if holders is not None:
-            parts = Parts(holders, state_tensors(optimiser, model))
+            parts = Parts(holders, state_tensors(optimiser), row_places(optimiser))
             if holders.index == 0:
                 self._write(Snapshot.live(update, model, parts, state, average), best)
             else:

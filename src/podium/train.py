@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from podium import checkpoint, console
 from podium.clock import Clock, Utilisation
@@ -26,7 +27,7 @@ from podium.errors import Interrupted, TrainingFailed, UserError
 from podium.evaluate import evaluate
 from podium.interrupt import StopRequest, resume_continues
 from podium.parallel import check_trainable
-from podium.prepare import Prepared, prepare, take_initial_weights, threads_per_replica
+from podium.prepare import Prepared, prepare, spread_parameters, take_initial_weights, threads_per_replica
 from podium.progress import Meter, Progress, facts, summary
 from podium.recipe import Recipe
 from podium.run import Run, create_run, differing_conditions, environment
@@ -120,15 +121,18 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
     progress = Progress()
     stop.limit_to(prepared.recipe.train.time_limit)
     if found is not None:
-        found.restore(prepared.model, prepared.optimiser, prepared.holders)
+        found.restore(prepared.model)
         progress = Progress.from_state(found.state["progress"])
         clock.restore(found.state["seconds"])
         prepared.schedule.load(found.state["schedule"])
         if prepared.average is not None:
             prepared.average.load(found.average, progress.num_averaged)
-        found.forget_tensors()
     _take_log(run, prepared)
     _check_equal_weights(prepared)
+    spread_parameters(prepared)
+    if found is not None:
+        found.restore_optimiser(prepared.optimiser, prepared.holders)
+        found.forget_tensors()
     if prepared.lead:
         run.forget_after(progress.update)
     utilisation = Utilisation(len(usable_cores()))
@@ -147,11 +151,12 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
         raise Interrupted(
             f"stopped by {stopped_by} after update {progress.update} and saved; {resume_continues(run.path)}"
         )
-    if prepared.lead and prepared.recipe.log.report:
-        with clock.phase("report"):
-            from podium.report import write_report  # draws with matplotlib, which takes long to import
+    if prepared.recipe.log.report:
+        with clock.phase("report"), prepared.whole_model() as model:
+            if prepared.lead:
+                from podium.report import write_report  # draws with matplotlib, which takes long to import
 
-            write_report(run, prepared.workload, prepared.model, prepared.device, prepared.recipe.valid.micro)
+                write_report(run, prepared.workload, model, prepared.device, prepared.recipe.valid.micro)
         _write_summary(run, prepared, progress, clock, utilisation, state)
     return run
 
@@ -248,12 +253,13 @@ def _loop(
 def _validate(prepared: Prepared, progress: Progress) -> bool:
     """Validates and tells the schedule; True when no validation before was as good."""
     section = prepared.recipe.valid
-    means = _evaluated(prepared, progress.update, section.micro, section.max_samples, together=True)
-    if prepared.average is not None and prepared.average.num_taken:
-        with prepared.average.in_place_of(prepared.model):
-            progress.average_last = _evaluated(
-                prepared, progress.update, section.micro, section.max_samples, together=True
-            )
+    with prepared.whole_model() as model:
+        means = _evaluated(prepared, model, progress.update, section.micro, section.max_samples, together=True)
+        if prepared.average is not None and prepared.average.num_taken:
+            with prepared.average.in_place_of(model):
+                progress.average_last = _evaluated(
+                    prepared, model, progress.update, section.micro, section.max_samples, together=True
+                )
     prepared.schedule.observe(means["loss"], progress.update)
     return progress.take_valid(means)
 
@@ -265,10 +271,10 @@ def _check_finite(sums: Sums, update: int) -> None:
 
 
 def _evaluated(
-    prepared: Prepared, update: int, micro_batch: int, max_samples: int | None, *, together: bool
+    prepared: Prepared, model: nn.Module, update: int, micro_batch: int, max_samples: int | None, *, together: bool
 ) -> dict[str, float]:
     means = evaluate(
-        prepared.model,
+        model,
         prepared.workload,
         prepared.valid_samples,
         micro_batch=micro_batch,
@@ -293,19 +299,20 @@ def _take_average(prepared: Prepared, progress: Progress) -> None:
     since_start = progress.update - prepared.lengths.updates(section.start)
     every = max(1, prepared.lengths.updates(section.every))
     if since_start >= 0 and progress.update > 0 and since_start % every == 0:
-        prepared.average.take(prepared.model.state_dict())
+        with prepared.whole_model() as model:
+            prepared.average.take(model.state_dict())
         progress.num_averaged = prepared.average.num_taken
 
 
 def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock: Clock, engine: Engine) -> None:
     if not prepared.lead and prepared.holders is None:
         return
-    with clock.phase("checkpoint"):
+    with clock.phase("checkpoint"), prepared.whole_model() as model:
         # The last update's loss was that of the weights before it: these ones are tried once, for they may replace
         # the last good checkpoint.
         micro_batch = prepared.recipe.batch.micro_batch
         if prepared.lead:
-            _evaluated(prepared, progress.update, micro_batch, micro_batch, together=False)
+            _evaluated(prepared, model, progress.update, micro_batch, micro_batch, together=False)
         state = {
             "recipe_sha256": prepared.recipe.sha256(),
             "schedule": prepared.schedule.state(),
@@ -314,21 +321,23 @@ def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock
             "loss_scale": engine.loss_scale.state(),
         }
         average = prepared.average.tensors if prepared.average is not None else None
-        saver.save(
-            progress.update, prepared.model, prepared.optimiser, state, progress.best_update, average, prepared.holders
-        )
+        saver.save(progress.update, model, prepared.optimiser, state, progress.best_update, average, prepared.holders)
 
 
 def _write_summary(
     run: Run, prepared: Prepared, progress: Progress, clock: Clock, utilisation: Utilisation, state: str
 ) -> None:
+    digest = None
+    if prepared.spread is None or state != "failed":  # one that fails does not meet the others for the whole weights
+        with prepared.whole_model() as model:
+            digest = checkpoint.weights_sha256(model) if prepared.lead else None
     if not prepared.lead:
         return
     run.write_summary(
         {
             **summary(progress, prepared.lengths, clock.seconds(), state),
             "cpu_percent": round(utilisation.percent_since_start(), 1),
-            "weights_sha256": checkpoint.weights_sha256(prepared.model),
+            "weights_sha256": digest,
             "topology": prepared.topology.record(),
             "recipe_sha256": prepared.recipe.sha256(),
             "num_parameters": sum(p.numel() for p in prepared.model.parameters()),

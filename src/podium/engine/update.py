@@ -33,6 +33,7 @@ from podium.engine.randomness import seed_torch
 from podium.engine.reduce import Local, Reduction, TreeSum, replica_mean
 from podium.engine.sharded import Shares
 from podium.engine.span import SideBySide, check_span, largest_span
+from podium.engine.spread import SpreadModel, SpreadSums
 from podium.engine.trap import Trap
 from podium.errors import UserError
 from podium.optim.optimisers import Optimiser, clip_divisor, step
@@ -178,9 +179,11 @@ class Engine:
         waited: Callable[[float], None] = lambda seconds: None,
         made: Callable[[Executable], None] = lambda executable: None,
         shares: Shares | None = None,
+        spread: SpreadModel | None = None,
     ) -> None:
         """`replicas` are those of this instance: its aligned block. `waited` is told the seconds of every wait for
-        other instances, `made` what the first update compiled or loaded. `shares`: who steps which parameter."""
+        other instances, `made` what the first update compiled or loaded. `shares`: who steps which parameter.
+        `spread`: the model where its parameters are spread over the instances."""
         self.model = model
         self._workload = workload
         self._optimiser = optimiser
@@ -213,7 +216,10 @@ class Engine:
             if span > 1:
                 raise UserError(f"norm.span = {span} cannot be compiled: leave engine.compile=false")
             model = self._compiled = compiled(model, self._device)
-        if self._instances.count == 1:
+        self._norm_of_all = (lambda norm: norm) if spread is None else spread.norm_of_all
+        if spread is not None:
+            self._reduction = SpreadSums(spread, self._averaged, self._instances, waited)
+        elif self._instances.count == 1:
             self._reduction = Local(model, self._params, self._averaged)
         elif reduction == "exact":
             self._reduction = Buckets(model, self._params, self._averaged, self._instances, waited)
@@ -240,7 +246,7 @@ class Engine:
         grads = [param.grad for param in self._params if param.grad is not None]
         if self.loss_scale.accepts(grads):
             if self._clip_norm is not None:
-                divisor, _ = clip_divisor(grads, divisor, self._clip_norm)
+                divisor, _ = clip_divisor(grads, divisor, self._clip_norm, self._norm_of_all)
             if self._rounding is not None:
                 self._rounding.begin(update)
             step(self._optimiser, divisor, lr, self._rounding)
