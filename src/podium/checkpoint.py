@@ -33,7 +33,8 @@ from podium.engine.instances import Instances
 from podium.engine.parts import Parts, give_over
 from podium.errors import PodiumError, TrainingFailed, UserError, system_reason
 from podium.held import elsewhere_of, held_tensors
-from podium.optim.optimisers import Optimiser, check_state, load_state_tensors, state_loaded, state_tensors
+from podium.optim.optimisers import Optimiser
+from podium.optim.state import check_state, load_state_tensors, row_places, state_loaded, state_tensors
 from podium.schema import Section
 from podium.tensor_file import read_checked, tensors_in, write_synced, write_tensors
 from podium.threads import stay_single
@@ -66,11 +67,9 @@ class Checkpoint:
     #: of weights, where the training keeps one
     average: dict[str, Tensor] = field(default_factory=dict)
 
-    def restore(self, model: nn.Module, optimiser: Optimiser | None = None, holders: Instances | None = None) -> None:
-        """Puts the weights, buffers and optimiser state back, bit for bit.
-
-        `holders`: the instances, where each holds a part of the state alone and instance 0 has what was saved.
-        """
+    def restore(self, model: nn.Module, optimiser: Optimiser | None = None) -> None:
+        """Puts the weights, buffers and optimiser state back, bit for bit; of what is held here, where others hold a
+        part of the model."""
         known, elsewhere = model.state_dict().keys(), elsewhere_of(model)
         weights = {name: tensor for name, tensor in self.weights.items() if name not in elsewhere}
         try:
@@ -80,15 +79,19 @@ class Checkpoint:
         except RuntimeError as error:
             detail = " ".join(str(error).split("\n\t")[-1].split())
             raise UserError(f"checkpoint {self.path} does not fit the model of the recipe: {detail}") from None
-        if optimiser is None:
-            return
+        if optimiser is not None:
+            self.restore_optimiser(optimiser)
+
+    def restore_optimiser(self, optimiser: Optimiser, holders: Instances | None = None) -> None:
+        """`holders`: the instances, where each holds a part of the state alone and instance 0 has what was saved."""
         if holders is None:
+            elsewhere = {name for param, name in optimiser.names.items() if param.is_meta}
             # Names are those of state_tensors: slot/parameter.
-            state = {key: value for key, value in self.optimiser.items() if key.partition("/")[2] not in elsewhere}
-            load_state_tensors(optimiser, model, state)
+            own = {key: value for key, value in self.optimiser.items() if key.partition("/")[2] not in elsewhere}
+            load_state_tensors(optimiser, own)
             return
-        state = state_tensors(optimiser, model)
-        parts = Parts(holders, state)
+        state = state_tensors(optimiser)
+        parts = Parts(holders, state, row_places(optimiser))
         problem = ""
         if holders.index == 0:
             try:
@@ -130,7 +133,7 @@ class Snapshot:
     ) -> Self:
         """Copies everything to the host; `into` gives the memory of a snapshot that is not needed any more."""
         weights = _copies(held_tensors(model), into.weights if into else {})
-        tensors = _copies(state_tensors(optimiser, model), into.optimiser if into else {})
+        tensors = _copies(state_tensors(optimiser), into.optimiser if into else {})
         averages = _copies(average or {}, into.average if into else {})
         return cls(update, weights, tensors, averages, json.dumps({**state, "update": update}, indent=1).encode())
 
@@ -290,7 +293,7 @@ class Saver:
         """
         self.wait()
         if holders is not None:
-            parts = Parts(holders, state_tensors(optimiser, model))
+            parts = Parts(holders, state_tensors(optimiser), row_places(optimiser))
             if holders.index == 0:
                 self._write(Snapshot.live(update, model, parts, state, average), best)
             else:

@@ -22,8 +22,8 @@ class ParallelSection(Section):
     #: keep only what goes in and out of the model's blocks and compute the rest again in the backward pass
     recompute: bool = False
     #: what instances share out between them. optimiser: each keeps the optimiser's state of some of the parameters and
-    #: steps these; the bits stay
-    shard: Literal["none", "optimiser"] = "none"
+    #: steps these; the bits stay. parameters: also weights and gradients, by rows (needs engine.reduction=fast)
+    shard: Literal["none", "optimiser", "parameters"] = "none"
 
     @field_validator("stages", mode="before")
     @classmethod

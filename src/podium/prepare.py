@@ -3,6 +3,7 @@
 `train.py` begins with it; validation and prediction of a finished run do too.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from podium.engine.recompute import apply_recompute
 from podium.engine.sharded import Shares
 from podium.engine.span import check_span, largest_span
 from podium.engine.split import layers_of
+from podium.engine.spread import SpreadModel, check_spread
 from podium.errors import UserError
 from podium.huggingface import start_from
 from podium.optim.optimisers import Optimiser, build_optimiser
@@ -61,6 +63,8 @@ class Prepared:
     shares: Shares | None = None
     #: where replicas are cut into stages: what this instance has to do with the others
     cut: Cut | None = None
+    #: the model, once its parameters are spread over the instances; see `spread_parameters`
+    spread: SpreadModel | None = None
 
     @property
     def local_replicas(self) -> range:
@@ -89,7 +93,11 @@ class Prepared:
     @property
     def holders(self) -> Instances | None:
         """The instances, where each of them holds only a part of the state and a checkpoint needs all; else None."""
-        return self.instances if self.shares is not None else None
+        return self.instances if self.recipe.parallel.shard != "none" and self.instances.count > 1 else None
+
+    def whole_model(self) -> AbstractContextManager[nn.Module]:
+        """Around whatever needs all weights. Collective where parameters are spread, else the model itself."""
+        return nullcontext(self.model) if self.spread is None else self.spread.whole()
 
 
 def prepare(
@@ -152,10 +160,14 @@ def prepare(
     cut = None
     if topology.num_stages > 1:
         cut = cut_model(recipe, workload, model, layers, instances, device)
-    shares = None
-    if recipe.parallel.shard == "optimiser" and instances.count > 1:
+    shares, held = None, None
+    if instances.count > 1 and recipe.parallel.shard == "optimiser":
         shares = Shares({name: param for name, param in model.named_parameters() if param.requires_grad}, instances)
-    held = None if shares is None else shares.own
+        held = shares.own
+    elif instances.count > 1 and recipe.parallel.shard == "parameters":
+        scale = recipe.precision.loss_scale
+        check_spread(model, recipe.engine.reduction, recipe.optim.name, recipe.engine.compile, scale)
+        held = set()  # see `spread_parameters`
     optimiser = build_optimiser(recipe.optim, model, workload.param_groups(model), held)
     base_lr = scaled_lr(
         lr=recipe.optim.lr,
@@ -172,6 +184,18 @@ def prepare(
         cut=cut,
         shares=shares,
     )  # fmt: skip
+
+
+def spread_parameters(prepared: Prepared) -> None:
+    """Collective. From here on no instance has all weights, where the recipe wants that (`parallel.shard`)."""
+    recipe, model = prepared.recipe, prepared.model
+    if recipe.parallel.shard != "parameters" or prepared.instances.count == 1 or prepared.spread is not None:
+        return
+    groups = prepared.workload.param_groups(model)
+    blocks = [block for _, block in prepared.workload.stages(model)]
+    prepared.spread = SpreadModel(model, blocks, prepared.instances)
+    prepared.optimiser = build_optimiser(recipe.optim, prepared.spread.shards, groups)
+    prepared.optimiser.rows = prepared.spread.shards.rows
 
 
 def threads_per_replica(recipe: Recipe, topology: Topology | None) -> int:

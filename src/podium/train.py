@@ -28,7 +28,7 @@ from podium.errors import Interrupted, TrainingFailed, UserError
 from podium.evaluate import evaluate
 from podium.held import elsewhere_of, held_tensors
 from podium.interrupt import StopRequest, resume_continues
-from podium.prepare import Prepared, prepare, threads_per_replica
+from podium.prepare import Prepared, prepare, spread_parameters, threads_per_replica
 from podium.progress import Meter, Progress, facts, summary
 from podium.recipe import Recipe
 from podium.run import Run, create_run, differing_conditions, environment
@@ -122,7 +122,7 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
     progress = Progress()
     stop.limit_to(prepared.recipe.train.time_limit)
     if found is not None:
-        found.restore(prepared.model, prepared.optimiser, prepared.holders)
+        found.restore(prepared.model)
         progress = Progress.from_state(found.state["progress"])
         clock.restore(found.state["seconds"])
         prepared.schedule.load(found.state["schedule"])
@@ -130,9 +130,12 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
             elsewhere = elsewhere_of(prepared.model)
             average = {name: tensor for name, tensor in found.average.items() if name not in elsewhere}
             prepared.average.load(average, progress.num_averaged)
-        found.forget_tensors()
     _take_log(run, prepared)
     _check_equal_weights(prepared)
+    spread_parameters(prepared)
+    if found is not None:
+        found.restore_optimiser(prepared.optimiser, prepared.holders)
+        found.forget_tensors()
     if prepared.lead:
         run.forget_after(progress.update)
     utilisation = Utilisation(len(usable_cores()))
@@ -141,7 +144,8 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
         stopped_by = _loop(run, prepared, progress, clock, stop, found.state if found else {})
     except BaseException:
         with suppress(UserError):  # a full disk must not hide why the run ended
-            weights = None if prepared.cut else _weights_sha256(prepared)  # others may be gone
+            whole = prepared.cut is None and prepared.spread is None
+            weights = _weights_sha256(prepared) if whole else None  # others may be gone
             _write_summary(run, prepared, progress, clock, utilisation, "failed", weights)
         raise
     state = "done" if stopped_by is None else "interrupted"
@@ -152,12 +156,13 @@ def _train(run: Run, prepared: Prepared, clock: Clock, found: checkpoint.Checkpo
         raise Interrupted(
             f"stopped by {stopped_by} after update {progress.update} and saved; {resume_continues(run.path)}"
         )
-    if prepared.lead and prepared.recipe.log.report:
-        with clock.phase("report"):
-            from podium.report import write_report  # draws with matplotlib, which takes long to import
+    if prepared.recipe.log.report:
+        with clock.phase("report"), prepared.whole_model() as model:
+            if prepared.lead:
+                from podium.report import write_report  # draws with matplotlib, which takes long to import
 
-            model = _whole_model(run, prepared)
-            write_report(run, prepared.workload, model, prepared.device, prepared.recipe.valid.micro)
+                model = _in_one_piece(run, prepared, model)
+                write_report(run, prepared.workload, model, prepared.device, prepared.recipe.valid.micro)
         _write_summary(run, prepared, progress, clock, utilisation, state)
     return run
 
@@ -175,10 +180,10 @@ def _check_folder_is_shared(run: Run, prepared: Prepared) -> None:
         )
 
 
-def _whole_model(run: Run, prepared: Prepared) -> nn.Module:
-    """The trained model in one piece, to make predictions with."""
+def _in_one_piece(run: Run, prepared: Prepared, model: nn.Module) -> nn.Module:
+    """The trained model, also where this instance has only a stage of it, to make predictions with."""
     if prepared.cut is None:
-        return prepared.model
+        return model
     whole = prepare(prepared.recipe, threads=prepared.threads, data_of=prepared).model
     found = checkpoint.load_latest(run.checkpoints, console.warn)
     assert found is not None
@@ -285,12 +290,13 @@ def _loop(
 def _validate(prepared: Prepared, progress: Progress) -> bool:
     """Validates and tells the schedule; True when no validation before was as good."""
     section = prepared.recipe.valid
-    means = _evaluated(prepared, progress.update, section.micro, section.max_samples, together=True)
-    if prepared.average is not None and prepared.average.num_taken:
-        with prepared.average.in_place_of(prepared.model):
-            progress.average_last = _evaluated(
-                prepared, progress.update, section.micro, section.max_samples, together=True
-            )
+    with prepared.whole_model() as model:
+        means = _evaluated(prepared, model, progress.update, section.micro, section.max_samples, together=True)
+        if prepared.average is not None and prepared.average.num_taken:
+            with prepared.average.in_place_of(model):
+                progress.average_last = _evaluated(
+                    prepared, model, progress.update, section.micro, section.max_samples, together=True
+                )
     prepared.schedule.observe(means["loss"], progress.update)
     return progress.take_valid(means)
 
@@ -302,10 +308,10 @@ def _check_finite(sums: Sums, update: int) -> None:
 
 
 def _evaluated(
-    prepared: Prepared, update: int, micro_batch: int, max_samples: int | None, *, together: bool
+    prepared: Prepared, model: nn.Module, update: int, micro_batch: int, max_samples: int | None, *, together: bool
 ) -> dict[str, float]:
     means = evaluate(
-        prepared.model,
+        model,
         prepared.workload,
         prepared.valid_samples,
         micro_batch=micro_batch,
@@ -332,7 +338,8 @@ def _take_average(prepared: Prepared, progress: Progress) -> None:
     since_start = progress.update - prepared.lengths.updates(section.start)
     every = max(1, prepared.lengths.updates(section.every))
     if since_start >= 0 and progress.update > 0 and since_start % every == 0:
-        prepared.average.take(held_tensors(prepared.model))
+        with prepared.whole_model() as model:
+            prepared.average.take(held_tensors(model))
         progress.num_averaged = prepared.average.num_taken
 
 
@@ -340,12 +347,12 @@ def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock
     # The first replicas' instances save: one, or one for every stage; all where each holds a share of the state.
     if prepared.peers.index > 0 and prepared.holders is None:
         return
-    with clock.phase("checkpoint"):
+    with clock.phase("checkpoint"), prepared.whole_model() as model:
         # The last update's loss was that of the weights before it: these ones are tried once, for they may replace
         # the last good checkpoint.
         micro_batch = prepared.recipe.batch.micro_batch
         if prepared.peers.index == 0:
-            _evaluated(prepared, progress.update, micro_batch, micro_batch, together=False)
+            _evaluated(prepared, model, progress.update, micro_batch, micro_batch, together=False)
         state = {
             "recipe_sha256": prepared.recipe.sha256(),
             "schedule": prepared.schedule.state(),
@@ -354,16 +361,15 @@ def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock
             "loss_scale": engine.loss_scale.state(),
         }
         average = prepared.average.tensors if prepared.average is not None else None
-        saver.save(
-            progress.update, prepared.model, prepared.optimiser, state, progress.best_update, average, prepared.holders
-        )
+        saver.save(progress.update, model, prepared.optimiser, state, progress.best_update, average, prepared.holders)
 
 
 def _weights_sha256(prepared: Prepared) -> str | None:
-    """Of the whole model, on instance 0. With stages, the instances of the first replicas call it together."""
+    """Of the whole model, on instance 0. Collective where instances hold parts of it."""
     if prepared.pipeline is not None and prepared.peers.index == 0:
         return checkpoint.sha256_of(prepared.pipeline.weights())
-    return checkpoint.weights_sha256(prepared.model) if prepared.lead else None
+    with prepared.whole_model() as model:
+        return checkpoint.weights_sha256(model) if prepared.lead else None
 
 
 def _write_summary(

@@ -8,7 +8,7 @@ from torch import Tensor
 from podium.data.feed import Feed, samples_per_block, train_blocks
 from podium.engine.executables import Executable
 from podium.engine.update import Engine
-from podium.prepare import Prepared
+from podium.prepare import Prepared, spread_parameters
 
 Waited = Callable[[float], None]
 
@@ -20,6 +20,7 @@ def build_engine(
 ) -> Engine:
     """`waited` is told the seconds of every wait for other instances, `made` what the first update compiled."""
     recipe = prepared.recipe
+    spread_parameters(prepared)
     return Engine(
         prepared.model,
         prepared.workload,
@@ -37,6 +38,7 @@ def build_engine(
         waited=waited,
         made=made,
         shares=prepared.shares,
+        spread=prepared.spread,
     )
 
 

@@ -19,11 +19,10 @@ from podium.optim.optimisers import (
     OptimSection,
     build_optimiser,
     clip_divisor,
-    load_state_tensors,
     norms_of,
-    state_tensors,
     step,
 )
+from podium.optim.state import load_state_tensors, state_tensors
 from podium.workloads.base import ParamGroup, by_dimension
 
 COUNT = 24.0
@@ -258,8 +257,8 @@ def test_gradients_in_another_memory_layout_give_the_same_step(name):
             step(ours, 2.0)
     for one, other in zip(plain.parameters(), last.parameters(), strict=True):
         torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-13, atol=1e-14)
-    state = state_tensors(both[1], last)
-    for key, tensor in state_tensors(both[0], plain).items():
+    state = state_tensors(both[1])
+    for key, tensor in state_tensors(both[0]).items():
         torch.testing.assert_close(state[key], tensor, rtol=1e-13, atol=1e-14)
 
 
@@ -281,7 +280,7 @@ def test_frozen_parameters_are_left_out():
     model = small_model()
     model[0].weight.requires_grad_(False)
     ours = optimiser_of(model, "adamw")
-    assert "exp_avg/0.weight" not in state_tensors(ours, model)
+    assert "exp_avg/0.weight" not in state_tensors(ours)
     assert sum(len(group["params"]) for group in ours.param_groups) == 5
 
 
@@ -333,15 +332,15 @@ def test_state_saved_and_loaded_continues_to_the_bit(name, num_before):
     for update in range(100, 102):  # whatever was there must not matter
         set_gradients(resumed, update)
         step(second, COUNT)
-    saved = save({key: tensor.contiguous() for key, tensor in state_tensors(first, straight).items()})
+    saved = save({key: tensor.contiguous() for key, tensor in state_tensors(first).items()})
     resumed.load_state_dict(straight.state_dict())
-    load_state_tensors(second, resumed, load(saved))
+    load_state_tensors(second, load(saved))
     for update in range(num_before, num_before + 3):
         for model, ours in ((straight, first), (resumed, second)):
             set_gradients(model, update)
             step(ours, COUNT)
     assert torch.equal(weights(straight), weights(resumed))
-    ends = [state_tensors(first, straight), state_tensors(second, resumed)]
+    ends = [state_tensors(first), state_tensors(second)]
     assert ends[0].keys() == ends[1].keys()
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
@@ -351,28 +350,28 @@ def test_state_names_and_step_counter():
     ours = optimiser_of(model, "adamw")
     names = [name for name, _ in model.named_parameters()]
     expected = {f"{slot}/{name}" for slot, name in itertools.product(["exp_avg", "exp_avg_sq"], names)} | {"step"}
-    assert set(state_tensors(ours, model)) == expected
+    assert set(state_tensors(ours)) == expected
     for update in range(3):
         set_gradients(model, update)
         step(ours, 1.0)
-    assert state_tensors(ours, model)["step"].item() == 3
-    assert set(state_tensors(optimiser_of(model, "lamb"), model)) == expected
-    assert set(state_tensors(optimiser_of(model, "lars"), model)) == {f"momentum_buffer/{name}" for name in names}
-    assert state_tensors(optimiser_of(model, "lars", momentum=0.0), model) == {}
-    assert state_tensors(optimiser_of(model, "sgd"), model) == {}
-    assert set(state_tensors(optimiser_of(model, "momentum"), model)) == {f"momentum_buffer/{name}" for name in names}
+    assert state_tensors(ours)["step"].item() == 3
+    assert set(state_tensors(optimiser_of(model, "lamb"))) == expected
+    assert set(state_tensors(optimiser_of(model, "lars"))) == {f"momentum_buffer/{name}" for name in names}
+    assert state_tensors(optimiser_of(model, "lars", momentum=0.0)) == {}
+    assert state_tensors(optimiser_of(model, "sgd")) == {}
+    assert set(state_tensors(optimiser_of(model, "momentum"))) == {f"momentum_buffer/{name}" for name in names}
 
 
 def test_state_of_another_optimiser_or_model_is_refused_and_changes_nothing():
     model = small_model()
     adam, momentum = optimiser_of(model, "adam"), optimiser_of(model, "momentum")
     with pytest.raises(UserError, match="not that of adam"):
-        load_state_tensors(adam, model, state_tensors(momentum, model))
-    wrong = {key: torch.ones_like(tensor) for key, tensor in state_tensors(adam, model).items()}
+        load_state_tensors(adam, state_tensors(momentum))
+    wrong = {key: torch.ones_like(tensor) for key, tensor in state_tensors(adam).items()}
     wrong["exp_avg/3.weight"] = torch.ones(2, 2, dtype=torch.float64)
     with pytest.raises(UserError, match=r"exp_avg/3\.weight is .* \[2, 2\], expected"):
-        load_state_tensors(adam, model, wrong)
-    assert not any(tensor.any() for tensor in state_tensors(adam, model).values())
+        load_state_tensors(adam, wrong)
+    assert not any(tensor.any() for tensor in state_tensors(adam).values())
 
 
 @settings(deadline=None, max_examples=60)

@@ -29,8 +29,7 @@ class Fast:
         instances: Instances,
         waited: Callable[[float], None],
     ) -> None:
-        self._num_instances = instances.count
-        self._params, self._buffers, self._waited = params, buffers, waited
+        self._take_message(params, buffers, instances, waited)
         self._ddp = DistributedDataParallel(
             model,
             process_group=instances.gradient_group,
@@ -38,6 +37,17 @@ class Fast:
             gradient_as_bucket_view=True,
         )
         self.model: nn.Module = self._ddp
+
+    def _take_message(
+        self,
+        params: list[nn.Parameter],
+        buffers: list[Tensor],
+        instances: Instances,
+        waited: Callable[[float], None],
+    ) -> None:
+        """What all but the gradients takes."""
+        self._num_instances = instances.count
+        self._params, self._buffers, self._waited = params, buffers, waited
         self._message = torch.empty(0)
         self._work: dist.Work | None = None
         self.buffer_totals: list[Tensor] = []

@@ -36,6 +36,7 @@ from podium.engine.randomness import seed_torch
 from podium.engine.reduce import Local, Reduction, TreeSum, replica_mean
 from podium.engine.sharded import Shares
 from podium.engine.span import SideBySide, check_span, largest_span
+from podium.engine.spread import SpreadModel, SpreadSums
 from podium.engine.trap import Trap
 from podium.errors import UserError
 from podium.optim.optimisers import Optimiser, clip_divisor, norms_of, step
@@ -183,10 +184,12 @@ class Engine:
         waited: Callable[[float], None] = lambda seconds: None,
         made: Callable[[Executable], None] = lambda executable: None,
         shares: Shares | None = None,
+        spread: SpreadModel | None = None,
     ) -> None:
         """`replicas` are those of this instance: its aligned block. With a `pipeline` it carries one stage of them, as
         its `peers` do of other blocks. `waited` is told the seconds of every wait for other instances, `made` what the
-        first update compiled or loaded. `shares`: who steps which parameter."""
+        first update compiled or loaded. `shares`: who steps which parameter. `spread`: the model where its parameters
+        are spread over the instances."""
         self.model = model
         self._workload = workload
         self._optimiser = optimiser
@@ -223,7 +226,10 @@ class Engine:
             if span > 1:
                 raise UserError(f"norm.span = {span} cannot be compiled: leave engine.compile=false")
             model = self._compiled = compiled(model, self._device)
-        if peers.count == 1:
+        self._norm_of_all = (lambda norm: norm) if spread is None else spread.norm_of_all
+        if spread is not None:
+            self._reduction = SpreadSums(spread, self._averaged, self._instances, waited)
+        elif peers.count == 1:
             self._reduction = Local(model, self._params, self._averaged)
         elif reduction == "exact":
             self._reduction = Buckets(model, self._params, self._averaged, peers, waited)
@@ -250,7 +256,7 @@ class Engine:
         norms = self._norms() if self.loss_scale.automatic or self._clip_norm is not None else None
         if norms is None or self.loss_scale.accepts(norms):
             if norms is not None and self._clip_norm is not None:
-                divisor, _ = clip_divisor(norms, divisor, self._clip_norm)
+                divisor, _ = clip_divisor(norms, divisor, self._clip_norm, self._norm_of_all)
             if self._rounding is not None:
                 self._rounding.begin(update)
             step(self._optimiser, divisor, lr, self._rounding)

@@ -1,6 +1,6 @@
-"""Weight updates. Owns the `optim` section, the optimisers, gradient clipping and the optimiser's checkpoint tensors.
+"""Weight updates. Owns the `optim` section, the optimisers and gradient clipping. `state.py` has what is saved of them.
 
-`engine/update.py` hands over *sums* of gradients and one divisor; `checkpoint.py` stores what `state_tensors` returns.
+`engine/update.py` hands over *sums* of gradients and one divisor.
 Nothing here waits for the device.
 
 torch's own kernels do the arithmetic (`_fused_sgd_`, `_fused_adam_`, `_fused_adamw_`; foreach operations for RMSprop,
@@ -12,7 +12,7 @@ long, and part from the papers where rates fall, norms exceed 10 or means are co
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Annotated, Any, Literal, Self
@@ -111,6 +111,8 @@ class Optimiser:
     ) -> None:
         self.name = section.name
         self.names = names
+        #: (first row, rows in all) of parameters by name of which this instance has some rows alone
+        self.rows: dict[str, tuple[int, int]] = {}
         self.kernel, starts = _KERNELS[section.name]
         options = {key: section.value(key) for key in _KEYS[section.name] if key != "weight_decay"}
         options = {"momentum": 0.0, "nesterov": self.name == "nesterov", "decoupled": self.name == "adamw", **options}
@@ -222,60 +224,17 @@ def step(
             kernel(group, params, grads, slots, scale, optimiser.num_steps.get(device))
 
 
-def clip_divisor(norms: Tensor, count: float | Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
+def clip_divisor(
+    norms: Tensor, count: float | Tensor, max_norm: float, of_all: Callable[[Tensor], Tensor] = lambda norm: norm
+) -> tuple[Tensor, Tensor]:
     """(the divisor for `step`, the norm before clipping) that keep the mean gradient's global norm within `max_norm`.
 
     `norms` are those of the gradients (`norms_of`), which are sums over `count` items; their norm in the order given:
     the same bits at every run. With norm = ‖norms‖ / count, the divisor is count / min(1, max_norm / (norm + 1e-6)).
+    `of_all` makes the norm of all gradients of that of these, where they are a part of them.
     """
-    norm = torch.linalg.vector_norm(norms) / count
+    norm = of_all(torch.linalg.vector_norm(norms)) / count
     return ((norm + 1e-6) / max_norm).clamp(min=1.0).float() * count, norm
-
-
-def state_tensors(optimiser: Optimiser, model: nn.Module) -> dict[str, Tensor]:
-    """The state of what this instance holds by parameter name, `exp_avg/<name>` and so on, and `step`. These tensors
-    live: the next step changes them."""
-    state = {
-        f"{slot}/{name}": tensor
-        for name, param in model.named_parameters()
-        if param in optimiser.state
-        for slot, tensor in optimiser.state[param].items()
-    }
-    for num_steps in optimiser.num_steps.values():
-        state.setdefault("step", num_steps)  # the same on every device
-    return state
-
-
-def load_state_tensors(optimiser: Optimiser, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Continue from what `state_tensors` returned; UserError, and nothing changed, when it is another optimiser's."""
-    state = state_tensors(optimiser, model)
-    check_state(optimiser, state, tensors)
-    with torch.no_grad():
-        for key, tensor in state.items():
-            tensor.copy_(tensors[key])
-    state_loaded(optimiser, state)
-
-
-def state_loaded(optimiser: Optimiser, state: Mapping[str, Tensor]) -> None:
-    """After a checkpoint was copied into the tensors of `state_tensors`: devices agree on the number of steps."""
-    for num_steps in optimiser.num_steps.values():
-        num_steps.copy_(state["step"])
-
-
-def check_state(optimiser: Optimiser, state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """UserError where `tensors` cannot be loaded into `state`, of which only names, shapes and types matter."""
-    if state.keys() != tensors.keys():
-        odd = min(state.keys() ^ tensors.keys())
-        raise UserError(
-            f"the saved optimiser state is not that of {optimiser.name} for this model: "
-            f"{odd} is {'missing' if odd in state else 'not part of it'}"
-        )
-    for key, tensor in state.items():
-        if (tensors[key].shape, tensors[key].dtype) != (tensor.shape, tensor.dtype):
-            raise UserError(
-                f"the saved optimiser state does not fit this model: {key} is {tensors[key].dtype} "
-                f"{list(tensors[key].shape)}, expected {tensor.dtype} {list(tensor.shape)}"
-            )
 
 
 # Kernels: one step of one group. `scale` divides the gradients; `slots` are lists like `params`, in the table's order.
