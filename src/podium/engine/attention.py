@@ -14,7 +14,7 @@ Every head of every sample is worked on by one thread, so the number of threads 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,8 @@ from podium.engine.vectors import (
 _MOST_QUERIES = 32
 #: heads of other sizes and longer rows are left to torch
 _MOST_HEAD, _MOST_LENGTH = 256, 4096
+#: fewer are not worth the call
+_LEAST_SCORES = 1 << 17
 #: far below every score, but finite: a row that may look at nothing comes out as zeros
 _LOWEST = -3e38
 
@@ -77,12 +79,14 @@ class Geometry:
         return float(self.head**-0.5)
 
 
-def fits(qkv: Tensor, heads: int, mask: Tensor | None) -> bool:
-    """Whether `Attention` can do it: qkv (B, S, 3 · hidden) in single precision on a CPU, and a mask for all heads."""
-    if qkv.dim() != 3 or qkv.shape[2] % (3 * heads):
+def fits(shape: Sequence[int], heads: int, mask: Tensor | None) -> bool:
+    """Whether `Attention` can do it for x (B, S, hidden), in single precision on a CPU, and a mask for all heads."""
+    if len(shape) != 3:
         return False
-    num_rows, length, head = qkv.shape[0], qkv.shape[1], qkv.shape[2] // (3 * heads)
-    if head % WIDTH or head > _MOST_HEAD or length % PANEL or length > _MOST_LENGTH or not qkv.numel():
+    num_rows, length, head = shape[0], shape[1], shape[2] // heads
+    if head % WIDTH or head > _MOST_HEAD or length % PANEL or length > _MOST_LENGTH:
+        return False
+    if num_rows * heads * length * length < _LEAST_SCORES:
         return False
     if mask is None:
         return True

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from podium.layers.transformer import FeedForward, SelfAttention
+from podium.layers.transformer import FeedForward, FewRows, SelfAttention
 from podium.schema import Section
 
 #: layers, hidden, heads of the published sizes
@@ -112,9 +112,26 @@ class Encoder(nn.Module):
     def forward(
         self, x: Tensor, sequence: Tensor, masked: Tensor, first: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        # Made anew in every block, which costs little: between stages only numbers of sequences travel.
-        same = sequence[:, None, :, None] == sequence[:, None, None, :]
-        x = self.attention_norm(x + self.dropout(self.attention(x, same)))
+        x = self.attention_norm(x + self.dropout(self.attention(x, alike(sequence))))
+        return self.norm(x + self.feed_forward(x)), sequence, masked, first
+
+
+class LastEncoder(Encoder, FewRows):
+    """The one before the heads, which look at masked positions and first tokens alone.
+
+    With `only_needed` it returns these rows, one after the other, and where they are now.
+    """
+
+    def forward(
+        self, x: Tensor, sequence: Tensor, masked: Tensor, first: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if not self.only_needed:
+            return super().forward(x, sequence, masked, first)
+        places = torch.cat([masked, first.to(masked.dtype)], dim=1)
+        attended = picked(self.attention.attend(x, alike(sequence)), places)
+        x = self.attention_norm(picked(x, places) + self.dropout(self.attention.out(attended)))
+        numbers = torch.arange(places.shape[1], dtype=masked.dtype, device=masked.device).expand_as(places)
+        masked, first = numbers[:, : masked.shape[1]], numbers[:, masked.shape[1] :]
         return self.norm(x + self.feed_forward(x)), sequence, masked, first
 
 
@@ -160,7 +177,8 @@ class Bert(nn.Module):
         super().__init__()
         self.section = section
         self.embedding = Embedding(section, vocabulary)
-        self.encoders = nn.ModuleList(Encoder(section) for _ in range(section.shape[0]))
+        layers = section.shape[0]
+        self.encoders = nn.ModuleList([*(Encoder(section) for _ in range(layers - 1)), LastEncoder(section)])
         self.pooler = Pooler(section)
         self.classifier = Classifier(section, vocabulary, self.embedding.word if section.tied else None)
         for name, param in self.named_parameters():
@@ -190,6 +208,14 @@ class Bert(nn.Module):
     def stages(self) -> list[tuple[str, nn.Module]]:
         encoders = [(f"Encoder {number}", encoder) for number, encoder in enumerate(self.encoders)]
         return [("Embedding", self.embedding), *encoders, ("Pooler", self.pooler), ("Classifier", self.classifier)]
+
+
+def alike(sequence: Tensor) -> Tensor:
+    """(B, T) numbers of sequences to (B, 1, T, T): true where both are the same.
+
+    Made anew in every block, which costs little: between stages only numbers of sequences travel.
+    """
+    return sequence[:, None, :, None] == sequence[:, None, None, :]
 
 
 def picked(x: Tensor, places: Tensor) -> Tensor:
