@@ -45,7 +45,7 @@ def apply_layout(model: nn.Module, layout: Layout) -> None:
     for module in model.modules():
         if isinstance(module, FewRows):
             module.only_needed = True
-        faster = _FASTER.get(type(module))
+        faster = _FASTER.get(type(module)) or transformers.faster(module)
         if faster is None:
             continue
         module.__class__ = faster
@@ -324,5 +324,4 @@ _FASTER: dict[type[nn.Module], type[nn.Module]] = {
     nn.MaxPool1d: _MaxPool1d,
     nn.Sequential: _Sequential,
     ResidualBlock: _ResidualBlock,
-    **transformers.FASTER,
 }

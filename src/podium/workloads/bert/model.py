@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from podium.layers.transformer import FeedForward, FewRows, SelfAttention
+from podium.layers.transformer import FeedForward, FewRows, SelfAttention, Words
 from podium.schema import Section
 
 #: layers, hidden, heads of the published sizes
@@ -112,7 +112,9 @@ class Encoder(nn.Module):
     def forward(
         self, x: Tensor, sequence: Tensor, masked: Tensor, first: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x = self.attention_norm(x + self.dropout(self.attention(x, alike(sequence))))
+        # Made anew in every block, which costs little: between stages only numbers of sequences travel.
+        same = sequence[:, None, :, None] == sequence[:, None, None, :]
+        x = self.attention_norm(x + self.dropout(self.attention(x, same)))
         return self.norm(x + self.feed_forward(x)), sequence, masked, first
 
 
@@ -128,8 +130,9 @@ class LastEncoder(Encoder, FewRows):
         if not self.only_needed:
             return super().forward(x, sequence, masked, first)
         places = torch.cat([masked, first.to(masked.dtype)], dim=1)
-        attended = picked(self.attention.attend(x, alike(sequence)), places)
-        x = self.attention_norm(picked(x, places) + self.dropout(self.attention.out(attended)))
+        rows, owners = picked(x, places), sequence.gather(1, places.long())
+        same = owners[:, None, :, None] == sequence[:, None, None, :]
+        x = self.attention_norm(rows + self.dropout(self.attention.out(self.attention.attend_from(rows, x, same))))
         numbers = torch.arange(places.shape[1], dtype=masked.dtype, device=masked.device).expand_as(places)
         masked, first = numbers[:, : masked.shape[1]], numbers[:, masked.shape[1] :]
         return self.norm(x + self.feed_forward(x)), sequence, masked, first
@@ -161,13 +164,14 @@ class Classifier(nn.Module):
         if tied_to is None:
             self.weight = nn.Parameter(torch.empty(vocabulary, hidden))
         self.bias = nn.Parameter(torch.zeros(vocabulary))
+        self.words = Words()
         self.next = nn.Linear(hidden, 2)
 
     def forward(self, at_masks: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """((B, M, V), (B, S, 2)), as logits"""
         weight = self._tied_to[0].weight if self._tied_to else self.weight
         at_masks = self.norm(F.gelu(self.dense(at_masks)))
-        return F.linear(at_masks, weight, self.bias), self.next(pooled)
+        return self.words(at_masks, weight, self.bias), self.next(pooled)
 
 
 class Bert(nn.Module):
@@ -208,14 +212,6 @@ class Bert(nn.Module):
     def stages(self) -> list[tuple[str, nn.Module]]:
         encoders = [(f"Encoder {number}", encoder) for number, encoder in enumerate(self.encoders)]
         return [("Embedding", self.embedding), *encoders, ("Pooler", self.pooler), ("Classifier", self.classifier)]
-
-
-def alike(sequence: Tensor) -> Tensor:
-    """(B, T) numbers of sequences to (B, 1, T, T): true where both are the same.
-
-    Made anew in every block, which costs little: between stages only numbers of sequences travel.
-    """
-    return sequence[:, None, :, None] == sequence[:, None, None, :]
 
 
 def picked(x: Tensor, places: Tensor) -> Tensor:
