@@ -8,27 +8,62 @@ and to add to what the last layer gives to the same weight. Here the few rows ar
     table (V, hidden)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 #: smaller tables are left to torch
 _LEAST_VALUES, _LEAST_WORDS = 1 << 20, 1 << 12
 #: of a block of the table and its products: what stays in the cache
 _BLOCK_BYTES = 3 << 20
-_USES = "_podium_uses"
 
 
 @dataclass
-class _Uses:
-    """Of a table in one forward pass: what its last layer leaves for the look-up's backward, which comes later."""
+class _Shared:
+    """What the uses of one table tell each other in a backward pass, in which the last layer comes first."""
 
-    num_layers: int = 0
-    grad: Tensor | None = None
-    #: of the backward pass that made it
+    #: number of the pass in which a last layer gave the table a gradient, and this
     task: int = -1
+    grad: Tensor | None = None
+    #: (words, what is to be added to their rows) of look-ups in that pass
+    rows: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def given(self, grad: Tensor) -> None:
+        if not self.takes():  # what a pass that failed has left is forgotten
+            self.task, self.grad, self.rows = torch._C._current_graph_task_id(), grad, []
+
+    def takes(self) -> bool:
+        """Whether `finish` will be called in this backward pass, with a gradient: only then may rows be left to it."""
+        return self.grad is not None and self.task == torch._C._current_graph_task_id()
+
+    def finish(self, grad: Tensor) -> Tensor | None:
+        """Adds the rows to the whole gradient of the table, just before it is kept; None: that was done in place."""
+        own, rows = self.grad, self.rows
+        takes, self.grad, self.rows = self.takes(), None, []
+        if not takes or not rows:
+            return None
+        # Others may still need a tensor that we did not make.
+        result = grad if own is not None and own.data_ptr() == grad.data_ptr() else grad.clone()
+        for words, sums in rows:
+            result[words] += sums
+        return None if result is grad else result
+
+
+_SHARED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _shared(table: Tensor) -> _Shared | None:
+    """None where the table is not a parameter that gets a gradient."""
+    if not (table.is_leaf and table.requires_grad):
+        return None
+    if table not in _SHARED:
+        _SHARED[table] = shared = _Shared()
+        table.register_hook(shared.finish)
+    found: _Shared = _SHARED[table]
+    return found
 
 
 def fits(table: Tensor) -> bool:
@@ -40,24 +75,20 @@ class LookUp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, tokens: Tensor) -> Tensor:
-        ctx.uses, ctx.num_words = _Uses(), len(table)
+        ctx.shared, ctx.num_words = _shared(table), len(table)
         ctx.save_for_backward(tokens)
-        setattr(table, _USES, ctx.uses)
         return torch.embedding(table, tokens)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
         (tokens,) = ctx.saved_tensors
-        of_table, ctx.uses.grad = ctx.uses.grad, None
-        # What the layer has left is waiting in this backward pass to be added to ours, and nobody has seen it yet:
-        # that is so if both are of the same pass, and no other layer has given a part of its own.
-        if of_table is None or ctx.uses.num_layers > 1 or ctx.uses.task != torch._C._current_graph_task_id():
+        if ctx.shared is None or not ctx.shared.takes():
             return torch.ops.aten.embedding_dense_backward(grad, tokens, ctx.num_words, -1, False), None
         # Each row's sum has one order of additions, whatever the number of threads.
         words, places = torch.unique(tokens, sorted=True, return_inverse=True)
         sums = torch.ops.aten.embedding_dense_backward(grad, places, len(words), -1, False)
-        of_table.index_put_((words,), of_table[words] + sums)
+        ctx.shared.rows.append((words.long(), sums))
         return None, None
 
 
@@ -68,9 +99,7 @@ class Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(rows, table)
-        ctx.uses = getattr(table, _USES, None)
-        if ctx.uses is not None:
-            ctx.uses.num_layers += 1
+        ctx.shared = _shared(table)
         output = x.new_empty(*x.shape[:-1], len(table))
         flat = output.view(-1, len(table))
         num_block = max(16, _BLOCK_BYTES // 4 // (len(rows) + rows.shape[1]) // 16 * 16)
@@ -90,6 +119,6 @@ class Linear(torch.autograd.Function):
         flat = grad.reshape(-1, len(table))
         of_x = (flat @ table).view(*grad.shape[:-1], -1) if wants_x else None
         of_table = flat.t() @ rows if wants_table else None
-        if ctx.uses is not None:
-            ctx.uses.grad, ctx.uses.task = of_table, torch._C._current_graph_task_id()
+        if ctx.shared is not None and of_table is not None:
+            ctx.shared.given(of_table)
         return of_x, of_table, flat.sum(0) if wants_bias else None
