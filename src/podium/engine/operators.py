@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from podium.engine import winograd
+from podium.engine import transformers, winograd
+from podium.engine.conditions import has_hooks, leave_to_torch
 from podium.engine.conv_pool import ConvPool, window_of
 from podium.engine.norm_relu import NormRelu, fits
 from podium.layers.residual import ResidualBlock
+from podium.layers.transformer import FewRows
 
 Layout = Literal["default", "channels_last"]
 #: A weight gradient as one matrix product wants the k · c inputs of every position side by side in memory; within these
@@ -37,11 +39,14 @@ def resolve_layout(choice: Literal["auto"] | Layout, device: torch.device) -> La
 
 
 def apply_layout(model: nn.Module, layout: Layout) -> None:
-    """Puts the convolutions of `model` (1-D and 2-D) and their pools on a memory layout; others stay as they are."""
+    """Puts the convolutions of `model` (1-D and 2-D) and their pools on a memory layout; transformers' layers, which
+    have but one, become faster with the same choice. Others stay as they are."""
     if layout == "default":
         return
     for module in model.modules():
-        faster = _FASTER.get(type(module))
+        if isinstance(module, FewRows):
+            module.only_needed = True
+        faster = _FASTER.get(type(module)) or transformers.faster(module)
         if faster is None:
             continue
         module.__class__ = faster
@@ -138,7 +143,7 @@ def _convolved(
     groups: int,
 ) -> Tensor:
     image = _channels_last(image)
-    if _leave_to_torch(image):
+    if leave_to_torch(image):
         return torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
     result: Tensor
     plain = groups == 1 and set(stride) == set(dilation) == {1}
@@ -197,7 +202,7 @@ class _Sequential(nn.Sequential):
     _steps: "list[_Step]"
 
     def forward(self, input: Tensor) -> Tensor:
-        if _leave_to_torch(input):
+        if leave_to_torch(input):
             return super().forward(input)
         for step in self.steps():
             input = step(input)
@@ -225,7 +230,7 @@ class _Block:
         conv = self._conv
         sizes = zip(input.shape[2:], conv.kernel_size, self._window, strict=False)
         fits = input.dim() == 2 + len(self._window) and all(size - k + 1 >= p for size, k, p in sizes)
-        if not fits or any(_has_hooks(module) for module in self._modules):
+        if not fits or any(has_hooks(module) for module in self._modules):
             for module in self._modules:
                 input = module(input)
             return input
@@ -247,7 +252,7 @@ class _NormThenRelu:
         self._norm, self._relu = norm, relu
 
     def __call__(self, input: Tensor) -> Tensor:
-        if _has_hooks(self._norm) or _has_hooks(self._relu) or not fits(self._norm, input):
+        if has_hooks(self._norm) or has_hooks(self._relu) or not fits(self._norm, input):
             return self._relu(self._norm(input))
         norm = self._norm
         result: Tensor = NormRelu.apply(_channels_last(input), norm.weight, norm.bias, None, norm)
@@ -259,7 +264,7 @@ class _ResidualBlock(ResidualBlock):
 
     def forward(self, x: Tensor) -> Tensor:
         branch, norm = self.branch, self.branch[-1]
-        if _leave_to_torch(x) or not isinstance(branch, _Sequential) or _has_hooks(branch) or _has_hooks(norm):
+        if leave_to_torch(x) or not isinstance(branch, _Sequential) or has_hooks(branch) or has_hooks(norm):
             return super().forward(x)
         *steps, last = branch.steps()
         if last is not norm or not isinstance(norm, nn.BatchNorm2d):
@@ -308,20 +313,6 @@ def _block(modules: Sequence[nn.Module]) -> _Block | None:
     if window is None:
         return None
     return _Block(conv, pool, after[0] if after and type(after[0]) is nn.ReLU else None, window)
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants to see what goes through this very module."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
-
-
-def _leave_to_torch(input: Tensor) -> bool:
-    """Our own operators are for training in float32 on a CPU."""
-    if input.dtype != torch.float32 or input.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-        return True
-    return torch.compiler.is_compiling() or not torch.is_grad_enabled()
 
 
 def _single(value: int | tuple[int, ...]) -> tuple[int]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from podium.layers.transformer import FeedForward, SelfAttention
+from podium.layers.transformer import FeedForward, FewRows, SelfAttention, Words
 from podium.schema import Section
 
 #: layers, hidden, heads of the published sizes
@@ -118,6 +118,26 @@ class Encoder(nn.Module):
         return self.norm(x + self.feed_forward(x)), sequence, masked, first
 
 
+class LastEncoder(Encoder, FewRows):
+    """The one before the heads, which look at masked positions and first tokens alone.
+
+    With `only_needed` it returns these rows, one after the other, and where they are now.
+    """
+
+    def forward(
+        self, x: Tensor, sequence: Tensor, masked: Tensor, first: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if not self.only_needed:
+            return super().forward(x, sequence, masked, first)
+        places = torch.cat([masked, first.to(masked.dtype)], dim=1)
+        rows, owners = picked(x, places), sequence.gather(1, places.long())
+        same = owners[:, None, :, None] == sequence[:, None, None, :]
+        x = self.attention_norm(rows + self.dropout(self.attention.out(self.attention.attend_from(rows, x, same))))
+        numbers = torch.arange(places.shape[1], dtype=masked.dtype, device=masked.device).expand_as(places)
+        masked, first = numbers[:, : masked.shape[1]], numbers[:, masked.shape[1] :]
+        return self.norm(x + self.feed_forward(x)), sequence, masked, first
+
+
 class Pooler(nn.Module):
     """What the heads need of a row: its first token of every sequence, through a layer, and its masked positions."""
 
@@ -144,13 +164,14 @@ class Classifier(nn.Module):
         if tied_to is None:
             self.weight = nn.Parameter(torch.empty(vocabulary, hidden))
         self.bias = nn.Parameter(torch.zeros(vocabulary))
+        self.words = Words()
         self.next = nn.Linear(hidden, 2)
 
     def forward(self, at_masks: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """((B, M, V), (B, S, 2)), as logits"""
         weight = self._tied_to[0].weight if self._tied_to else self.weight
         at_masks = self.norm(F.gelu(self.dense(at_masks)))
-        return F.linear(at_masks, weight, self.bias), self.next(pooled)
+        return self.words(at_masks, weight, self.bias), self.next(pooled)
 
 
 class Bert(nn.Module):
@@ -160,7 +181,8 @@ class Bert(nn.Module):
         super().__init__()
         self.section = section
         self.embedding = Embedding(section, vocabulary)
-        self.encoders = nn.ModuleList(Encoder(section) for _ in range(section.shape[0]))
+        layers = section.shape[0]
+        self.encoders = nn.ModuleList([*(Encoder(section) for _ in range(layers - 1)), LastEncoder(section)])
         self.pooler = Pooler(section)
         self.classifier = Classifier(section, vocabulary, self.embedding.word if section.tied else None)
         for name, param in self.named_parameters():

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from podium.data.arrays import Source, empty_buffers
 from podium.data.text import TextFolder, load_tokenizer, open_text, standard_text
 from podium.errors import UserError
+from podium.layers.loss import cross_entropy_sum
 from podium.schema import Section
 from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target
 from podium.workloads.bert import huggingface
@@ -131,7 +132,7 @@ class Workload:
         words, pairs = model(*self.inputs(batch))
         words, pairs = words.float(), pairs.float()
         target, follows = batch["target"], batch["follows"]
-        word_loss = F.cross_entropy(words.flatten(0, 1), target.flatten(), ignore_index=UNUSED, reduction="sum")
+        word_loss = cross_entropy_sum(words.flatten(0, 1), target.flatten(), UNUSED, keeps=not model.training)
         pair_losses = F.cross_entropy(pairs.flatten(0, 1), follows.flatten(), ignore_index=UNUSED, reduction="none")
         # Numbers of masked tokens in (B, S) sequences.
         owner = batch["sequence"].gather(1, batch["masked"].long())

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from podium.data.arrays import Source
 from podium.errors import UserError
+from podium.layers.loss import cross_entropy_sum
 from podium.schema import Section
 from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
 from podium.workloads.gpt2 import huggingface
@@ -63,7 +63,7 @@ class Workload:
         target = batch["tokens"][:, 1:].long().reshape(-1)
         # In single precision whatever the model computes in: the sum runs over thousands of tokens.
         logits = model(*self.inputs(batch)).float().flatten(0, 1)
-        loss = F.cross_entropy(logits, target, reduction="sum")
+        loss = cross_entropy_sum(logits, target, keeps=not model.training)
         if model.training:
             return Loss(loss, len(target))
         right = (logits.argmax(dim=1) == target).sum(dtype=torch.float32)
