@@ -51,7 +51,7 @@ def cut_model(
     assert all(id(param) in inside for param in model.parameters()), "stages() must hold every parameter"
     batch, section, num_stages = recipe.batch, recipe.parallel, recipe.parallel.num_stages
     cpu = torch.device("cpu")
-    facts = look_at_blocks(workload, blocks, batch.micro_batch, recipe.precision, cpu)
+    inputs, facts = look_at_blocks(workload, blocks, batch.micro_batch, recipe.precision, cpu)
     costs = [float(fact.products) for fact in facts]
     split = split_blocks(names, layers, section.stages, costs)
     order = [
@@ -78,6 +78,7 @@ def cut_model(
         blocks,
         workload,
         split,
+        inputs,
         [fact.outputs for fact in facts],
         line,
         micro_batch=batch.micro_batch,

@@ -219,7 +219,9 @@ def test_cross_entropy_is_that_of_float64(num_classes, factor):
     (expected * factor).backward()
     # 100 is far from zero: logits themselves are known to 4e-6 only
     assert _off(leaf.grad, double.grad) < 2e-6
-    assert torch.equal(cross_entropy_sum(logits, target, -1, keeps=True), F.cross_entropy(logits, target, None, None, -1, None, "sum"))
+    assert torch.equal(
+        cross_entropy_sum(logits, target, -1, keeps=True), F.cross_entropy(logits, target, None, None, -1, None, "sum")
+    )
 
 
 def test_cross_entropy_keeps_logits_on_request_hides_no_nan_and_refuses_targets_outside():

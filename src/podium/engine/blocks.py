@@ -14,16 +14,19 @@ from torch import Tensor, nn
 from podium.engine.busy import Products
 from podium.engine.precision import PrecisionSection, computing, given
 from podium.errors import UserError
-from podium.workloads.base import Workload
+from podium.workloads.base import Batch, Workload
 
 
 @dataclass(frozen=True)
 class Between:
-    """A tensor that travels from one block to the next, for any number of samples."""
+    """A tensor that travels from one block to the next, for any number of samples.
 
-    shape: tuple[int, ...]  # of one sample
+    Messages are plain memory without gaps, so images whose channels are last in memory travel with that dimension last.
+    """
+
+    shape: tuple[int, ...]  # of one sample, as it travels
     dtype: torch.dtype
-    memory_format: torch.memory_format
+    channels_last: bool
 
     @classmethod
     def of(cls, tensor: Tensor, num_samples: int) -> "Between":
@@ -32,18 +35,19 @@ class Between:
                 f"a model can only be cut where every tensor has a row for each sample, but one of the shape "
                 f"{list(tensor.shape)} goes between blocks"
             )
-        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        last = formats.get(tensor.dim(), torch.contiguous_format)
-        own = last if tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous() else None
-        return cls(tuple(tensor.shape[1:]), tensor.dtype, own or torch.contiguous_format)
+        last = tensor.dim() > 3 and not tensor.is_contiguous() and tensor.movedim(1, -1).is_contiguous()
+        travels = tensor.movedim(1, -1) if last else tensor
+        return cls(tuple(travels.shape[1:]), tensor.dtype, last)
 
     def empty(self, num_samples: int, device: torch.device | str) -> Tensor:
-        shape = (num_samples, *self.shape)
-        return torch.empty(shape, dtype=self.dtype, device=device, memory_format=self.memory_format)
+        """Memory for what travels."""
+        return torch.empty((num_samples, *self.shape), dtype=self.dtype, device=device)
 
-    def fitted(self, tensor: Tensor) -> Tensor:
-        """`tensor` laid out as the other side expects it: messages are plain memory."""
-        return tensor.contiguous(memory_format=self.memory_format)
+    def leaving(self, tensor: Tensor) -> Tensor:
+        return (tensor.movedim(1, -1) if self.channels_last else tensor).contiguous()
+
+    def arrived(self, tensor: Tensor) -> Tensor:
+        return tensor.movedim(-1, 1) if self.channels_last else tensor
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,14 @@ def look_at_blocks(
     micro_batch: int,
     precision: PrecisionSection,
     device: torch.device,
-) -> list[BlockFacts]:
-    """One micro-batch forward through the blocks, in training mode; buffers are as before afterwards."""
+) -> tuple[tuple[Tensor, ...], list[BlockFacts]]:
+    """(what goes into the first block, without memory; the facts): one micro-batch forward, in training mode.
+
+    Buffers are as before afterwards.
+    """
     batch = {name: tensor.to(device) for name, tensor in workload.example(micro_batch).items()}
-    args: tuple[Any, ...] = given(precision, workload.inputs(batch))
+    inputs = asked_inputs(workload, batch, training=True)
+    args: tuple[Any, ...] = given(precision, inputs)
     buffers = [buffer for block in blocks for buffer in block.buffers()]
     before = [buffer.clone() for buffer in buffers]
     facts = []
@@ -84,7 +92,45 @@ def look_at_blocks(
     with torch.no_grad():
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
-    return facts
+    return tuple(torch.empty_like(tensor, device="meta") for tensor in inputs), facts
+
+
+def asked_inputs(workload: Workload, batch: Batch, *, training: bool) -> tuple[Tensor, ...]:
+    """What a workload's loss calls its model with; images may be varied before."""
+    try:
+        workload.loss(_Asking(training), batch)
+    except _Asked as asked:
+        return asked.inputs
+    raise AssertionError("a workload's loss must call its model")
+
+
+class _Asked(BaseException):  # not an Exception, so that no workload takes it for its own
+    def __init__(self, inputs: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+
+class _Asking(nn.Module):
+    """Stands for the model, to see what it is called with."""
+
+    def __init__(self, training: bool) -> None:
+        super().__init__()
+        self.training = training
+
+    def forward(self, *args: Tensor) -> None:
+        raise _Asked(args)
+
+
+class Answer(nn.Module):
+    """Stands for the model where its output is there already."""
+
+    def __init__(self, output: Any, *, training: bool) -> None:
+        super().__init__()
+        self._output = output
+        self.training = training
+
+    def forward(self, *args: Tensor) -> Any:
+        return self._output
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
-from podium.engine.blocks import Between, as_tuple
+from podium.engine.blocks import Answer, Between, as_tuple, asked_inputs
 from podium.engine.instances import InstanceLost, Instances, naming_who_is_lost
 from podium.engine.pipeline_order import Schedule, actions
 from podium.engine.precision import PrecisionSection, computing, given, returned
@@ -43,6 +43,7 @@ class Pipeline:
         blocks: Sequence[nn.Module],
         workload: Workload,
         split: Split,
+        inputs: tuple[Tensor, ...],
         between: Sequence[tuple[Between, ...]],
         line: Instances,
         *,
@@ -53,18 +54,18 @@ class Pipeline:
         device: torch.device,
         param_order: Sequence[str],
     ) -> None:
-        """`between` are the outputs of every block; `param_order` are the names of all trainable parameters in the
-        order in which an uncut model takes the norms of their gradients."""
+        """`inputs` go into the first block, `between` are the outputs of every block; `param_order` are the names of
+        all trainable parameters, in the order in which an uncut model takes the norms of their gradients."""
         self._model, self._workload, self.line, self._device = model, workload, line, device
         self.split = split
         last = len(split.parts) - 1
         #: what leaves each part
         self._leaves = [between[part.stop - 1] for part in split.parts]
-        example = workload.inputs({name: tensor.to("meta") for name, tensor in workload.example(micro_batch).items()})
-        passed = [example, *(_without_memory(leaves, micro_batch) for leaves in self._leaves)]
+        passed = [inputs, *(_without_memory(leaves, micro_batch) for leaves in self._leaves)]
         self._parts = {
             number: Part(
                 [blocks[block] for block in split.parts[number]],
+                self._leaves[number - 1] if number else (),
                 self._leaves[number],
                 precision,
                 device,
@@ -80,7 +81,7 @@ class Pipeline:
             for number, part in self._parts.items()
         ]  # fmt: skip
         for stage in self._stages:
-            stage.begin, stage.tied = self._begin_micro_batch, self._tied
+            stage.begin, stage.inputs, stage.tied = self._begin_micro_batch, self._inputs, self._tied
             stage.has_backward = True
         self._runtime = _PipelineScheduleRuntime(self._stages, num_micro_batches, loss_fn=self._loss, scale_grads=False)
         self._runtime._prepare_schedule_with_comms(
@@ -107,13 +108,13 @@ class Pipeline:
         `begin(index)` is called before any part runs micro-batch `index`. Losses are device 0's alone.
         """
         self._begin, self._batches, self._losses, self._scale = begin, batches, [], scale
-        arguments = [self._workload.inputs(batch) for batch in batches] or [()] * self._num_micro_batches
+        nothing: list[Any] = [()] * self._num_micro_batches  # inputs are made when the first part runs
         for stage in self._stages:
             stage.clear_runtime_states()
             stage.error = None
         try:
             self._runtime._step_microbatches(
-                arguments, [{}] * len(arguments), list(range(len(arguments))), losses=None, return_outputs=False
+                nothing, [{}] * len(nothing), list(range(len(nothing))), losses=None, return_outputs=False
             )
         except RuntimeError as error:
             own = next((stage.error for stage in self._stages if stage.error is not None), None)
@@ -128,8 +129,12 @@ class Pipeline:
     def _begin_micro_batch(self, index: int) -> None:
         self._begin(index)
 
+    def _inputs(self, index: int) -> tuple[Tensor, ...]:
+        return asked_inputs(self._workload, self._batches[index], training=True)
+
     def _loss(self, output: Any, index: int) -> Tensor:
-        loss = self._workload.loss(_Answer(output, training=True), self._batches[index])
+        self._begin(index)  # what the loss draws before it calls the model, it drew for the first part too
+        loss = self._workload.loss(Answer(output, training=True), self._batches[index])
         self._losses.append(loss)
         return loss.sum if self._scale == 1 else loss.sum * self._scale
 
@@ -173,11 +178,14 @@ class Pipeline:
         # The feed hands out buffers that it fills again: those under way are copied.
         remaining = ({name: rows.clone() for name, rows in batch.items()} for batch in batches)
         while group := list(islice(remaining, 2 * self.split.num_devices)):
-            sent = [self._pass_on(0, self._parts[0](*self._workload.inputs(batch))) for batch in group]
+            sent = [
+                self._pass_on(0, self._parts[0](*asked_inputs(self._workload, batch, training=False)))
+                for batch in group
+            ]
             for batch in group:
                 size = len(next(iter(batch.values())))
                 output = self._parts[last](*self._received(last, size))
-                yield self._workload.loss(_Answer(output, training=False), batch)
+                yield self._workload.loss(Answer(output, training=False), batch)
             self._wait(sent)
 
     def carry(self, sizes: Iterable[int]) -> None:
@@ -224,6 +232,7 @@ class Part(nn.Module):
     def __init__(
         self,
         blocks: Sequence[nn.Module],
+        arrives: tuple[Between, ...],
         leaves: tuple[Between, ...],
         precision: PrecisionSection,
         device: torch.device,
@@ -233,45 +242,38 @@ class Part(nn.Module):
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
-        self._leaves, self._precision, self._device = leaves, precision, device
+        self._arrives, self._leaves, self._precision, self._device = arrives, leaves, precision, device
         self._first, self._last = first, last
 
     def forward(self, *args: Tensor) -> Any:
-        values: tuple[Any, ...] = given(self._precision, args) if self._first else args
+        if self._first:
+            values: tuple[Any, ...] = given(self._precision, args)
+        else:
+            values = tuple(between.arrived(arg) for between, arg in zip(self._arrives, args, strict=True))
         with computing(self._precision, self._device):
             for block in self.blocks:
                 values = as_tuple(block(*values))
         if self._last:
             values = returned(self._precision, values)
         else:
-            values = tuple(between.fitted(value) for between, value in zip(self._leaves, values, strict=True))
+            values = tuple(between.leaving(value) for between, value in zip(self._leaves, values, strict=True))
         return values[0] if len(values) == 1 else values
-
-
-class _Answer(nn.Module):
-    """Stands for the model where a workload computes its loss: the output is there already."""
-
-    def __init__(self, output: Any, training: bool) -> None:
-        super().__init__()
-        self._output = output
-        self.training = training
-
-    def forward(self, *args: Tensor) -> Any:
-        return self._output
 
 
 class _Stage(PipelineStage):
     """torch's stage, with what has to happen around its passes."""
 
     begin: Callable[[int], None]
+    inputs: Callable[[int], tuple[Tensor, ...]]
     tied: "_Tied"
     #: what went wrong in here: torch's runtime raises another error for it
     error: Exception | None = None
 
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, args: Any, *rest: Any, **kwargs: Any) -> Any:
         try:
             self.begin(fwd_chunk_id)
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            args = self.inputs(fwd_chunk_id) if self.is_first else args
+            return super().forward_one_chunk(fwd_chunk_id, args, *rest, **kwargs)
         except Exception as error:
             cause = error.__cause__
             self.error = cause if isinstance(cause, Exception) else error
