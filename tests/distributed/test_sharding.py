@@ -1,11 +1,20 @@
 """`parallel.shard` on real processes: the same bits and files as without it, kills and resumes included."""
 
+import subprocess
+
 import psutil
 import pytest
+import torch
 
 from podium import checkpoint
+from podium.engine.instances import Instances
+from podium.prepare import prepare
+from podium.recipe import load_recipe
 from podium.run import Run
-from tests.conftest import TINY
+from podium.topology import build_topology
+from podium.updates import build_engine, samples_of_updates
+from tests.conftest import TINY, assert_user_error, podium_command
+from tests.distributed.crew import Crew
 from tests.distributed.test_runs import eight, on_one, outcome  # noqa: F401 - a fixture
 from tests.faults.test_lost_instances import instances_of, kill_all
 from tests.processes import started
@@ -76,3 +85,105 @@ def test_another_optimisers_state_is_refused_by_all(podium, tmp_path):
     done = podium("resume", "run", "--instances", 2)
     assert done.returncode == 2, done.stderr
     assert "the saved optimiser state is not that of momentum for this model" in done.stderr
+
+
+#: weights within 1e-6 of one another want gradients well away from 0, where adam's first steps amplify rounding
+SPREAD = ["engine.reduction=fast", "optim.name=momentum", "optim.betas=null", "optim.lr=0.01", "precision=32.32",
+          "average.method=exponential", "average.every=2up"]  # fmt: skip
+
+
+def tensors_of(run: Run) -> dict:
+    found = checkpoint.load_latest(run.checkpoints, pytest.fail)
+    return {
+        f"{kind}/{name}": t for kind in ("weights", "optimiser", "average") for name, t in getattr(found, kind).items()
+    }
+
+
+def assert_close(ours: dict, theirs: dict) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.fixture(scope="module")
+def not_spread(tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("whole")
+    args = ["train", *eight("gpt2"), *SPREAD, "--out", str(folder / "run")]
+    assert subprocess.run(podium_command(*args), timeout=200).returncode == 0
+    return tensors_of(Run(folder / "run"))
+
+
+@pytest.mark.parametrize("num_instances", [2, 4])
+def test_spread_parameters_end_at_the_same_weights_within_1e_6(num_instances, podium, tmp_path, not_spread):
+    """Clipping, accumulation, several replicas per instance, recomputed blocks, tied weights, an average, a report."""
+    args = [*eight("gpt2"), *SPREAD, "parallel.shard=parameters", "log.report=true"]
+    done = podium("train", *args, "--instances", num_instances, "--out", "run", timeout=300)
+    assert done.returncode == 0, done.stderr
+    run = Run(tmp_path / "run")
+    assert_close(tensors_of(run), not_spread)
+    assert (run.path / "report.html").exists()
+    found = checkpoint.load_latest(run.checkpoints, pytest.fail)
+    prepared = prepare(run.recipe())
+    found.restore(prepared.model, prepared.optimiser)
+    assert checkpoint.weights_sha256(prepared.model) == run.summary()["weights_sha256"]
+    assert podium("validate", "run").returncode == 0
+
+
+@pytest.mark.parametrize(("before", "after"), [(("parameters", 4), ("optimiser", 2)), (("none", 1), ("parameters", 2))])
+def test_a_stopped_run_resumes_with_and_without_spread_parameters(before, after, podium, tmp_path, not_spread):
+    (shard, count), (next_shard, next_count) = before, after
+    args = ["train", *eight("gpt2"), *SPREAD, "train.time_limit=0.01s", f"parallel.shard={shard}", "--out", "run"]
+    done = podium(*args, "--instances", count)
+    assert done.returncode == 75, done.stderr
+    change(tmp_path / "run", "time_limit: 0.01", "time_limit: null")
+    change(tmp_path / "run", f"shard: {shard}", f"shard: {next_shard}")
+    done = podium("resume", "run", "--instances", next_count, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert_close(tensors_of(Run(tmp_path / "run")), not_spread)
+
+
+def state_held(instances: Instances, shard: str) -> tuple[int, int]:
+    """Bytes of optimiser state and of weights that an instance holds after an update."""
+    name, *overrides = eight("gpt2")
+    recipe = load_recipe(name, [*overrides, "precision=32.32", "engine.reduction=fast", f"parallel.shard={shard}"])
+    prepared = prepare(recipe, build_topology(8, instances.count), instances, 1)
+    engine = build_engine(prepared)
+    with samples_of_updates(prepared, 0, 1) as samples:
+        engine.update(0, next(samples), 1e-3)
+    state = sum(tensor.nbytes for slots in prepared.optimiser.state.values() for tensor in slots.values())
+    params = prepared.optimiser.names if prepared.spread else prepared.model.parameters()
+    return state, sum(param.nbytes for param in params)
+
+
+@pytest.fixture(scope="module")
+def crew():
+    crew = Crew(4, __name__)
+    yield crew
+    crew.close()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_an_instance_holds_its_share_alone(crew, count):
+    crew.join(count)
+    whole = crew.run(state_held, "none")[0]
+    optimiser, parameters = (crew.run(state_held, shard) for shard in ("optimiser", "parameters"))
+    assert sum(state for state, _ in optimiser) == whole[0]
+    assert max(state for state, _ in optimiser) <= 1.2 * whole[0] / count
+    assert {weights for _, weights in optimiser} == {whole[1]}
+    for place in (0, 1):
+        assert sum(held[place] for held in parameters) == whole[place]
+        assert max(held[place] for held in parameters) <= 1.2 * whole[place] / count
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["engine.reduction=exact"], ["engine.reduction=fast", "parallel.shard=optimiser keeps the bits"]),
+        (["optim.name=lamb", "engine.reduction=fast"], ["optim.name=lamb", "whole tensors"]),
+        (["engine.compile=true", "engine.reduction=fast"], ["engine.compile=true"]),
+        (["precision.loss_scale=auto", "engine.reduction=fast"], ["precision.loss_scale=auto"]),
+    ],
+)
+def test_what_cannot_be_spread_is_one_sentence(overrides, parts, podium):
+    args = [*eight("gpt2"), *overrides, "parallel.shard=parameters", "--instances", 2, "--out", "run"]
+    assert_user_error(podium("train", *args), *parts)

@@ -36,7 +36,7 @@ class SpreadModel:
         self._plain = copy.deepcopy(model, dict(empty))
         self._empty = dict(self._plain.named_parameters(remove_duplicate=False))
         assert instances.gradient_group is not None
-        mesh = DeviceMesh.from_group(instances.gradient_group, "cpu")
+        mesh = DeviceMesh.from_group(instances.gradient_group, next(model.parameters()).device.type)
         for block in _apart(blocks):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
