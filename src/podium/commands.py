@@ -99,7 +99,10 @@ def resume(
             for removed in go_back(run.checkpoints, update):
                 say(f"removed {removed}, which is after update {update}")
     if place is not None:
-        _as_instance(place, recipe, stop, lambda topo, them: training.resume(run, recipe, topo, them, stop))
+        again = place.attempt > 0
+        _as_instance(
+            place, recipe, stop, lambda topo, them: training.resume(run, recipe, topo, them, stop, again=again)
+        )
         return
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
@@ -191,9 +194,9 @@ def _as_instance(place: Place, recipe: Recipe, stop: StopRequest, body: Callable
             tell_end(done)
 
     code = take_place(place, facts, recipe.batch.num_replicas, recipe.parallel, recipe.launch.timeout, run)
-    if torch.distributed.is_initialized():
-        # It ended early and everything is written. Torn down in order, threads of torch's groups, which may wait for
-        # instances that are gone, would now and then abort the process.
+    if place.count > 1:
+        # Everything is written. Torn down in order, threads of torch's groups, which may wait for instances that are
+        # gone, would now and then abort the process.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
