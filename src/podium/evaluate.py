@@ -5,7 +5,7 @@ Sums and counts are collected per micro-batch and divided once, so the tail of a
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from podium.data.arrays import Source
 from podium.data.feed import Feed, pass_blocks, samples_per_block
 from podium.durations import Duration
 from podium.engine.instances import Instances
-from podium.engine.pipeline import Pipeline
 from podium.engine.update import PendingLosses
 from podium.schema import Section
 from podium.workloads.base import Split, Workload
+
+if TYPE_CHECKING:  # loads torch's compiler with torch's pipelines, which takes long
+    from podium.engine.pipeline import Pipeline
 
 
 class ValidSection(Section):
@@ -43,7 +45,7 @@ def evaluate(
     device: torch.device,
     max_samples: int | None = None,
     instances: Instances | None = None,
-    pipeline: Pipeline | None = None,
+    pipeline: "Pipeline | None" = None,
     peers: Instances | None = None,
 ) -> dict[str, float]:
     """Loss and metrics over a split, in evaluation mode; the model comes back in the mode it was in.

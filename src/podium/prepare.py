@@ -5,6 +5,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,7 +17,6 @@ from podium.engine.busy import busy_threads
 from podium.engine.executables import Executable
 from podium.engine.instances import Instances
 from podium.engine.operators import apply_layout, resolve_layout
-from podium.engine.pipeline import Pipeline
 from podium.engine.precision import apply_precision
 from podium.engine.randomness import seed_blocks, seed_torch
 from podium.engine.recompute import apply_recompute
@@ -31,9 +31,12 @@ from podium.optim.scaling import scaled_lr
 from podium.optim.schedules import Schedule, build_schedule
 from podium.progress import Lengths
 from podium.recipe import Recipe
-from podium.staged import Cut, cut_model
 from podium.topology import Topology, build_topology, resolve_device, resolve_threads, usable_cores
 from podium.workloads.base import Workload, workload_class
+
+if TYPE_CHECKING:  # loads torch's compiler with torch's pipelines, which takes long
+    from podium.engine.pipeline import Pipeline
+    from podium.staged import Cut
 
 
 @dataclass
@@ -62,7 +65,7 @@ class Prepared:
     #: of the parameters, where each instance keeps optimiser state of its own alone
     shares: Shares | None = None
     #: where replicas are cut into stages: what this instance has to do with the others
-    cut: Cut | None = None
+    cut: "Cut | None" = None
     #: the model, once its parameters are spread over the instances; see `spread_parameters`
     spread: SpreadModel | None = None
 
@@ -77,7 +80,7 @@ class Prepared:
         return self.instances.index == 0
 
     @property
-    def pipeline(self) -> Pipeline | None:
+    def pipeline(self) -> "Pipeline | None":
         return self.cut.pipeline if self.cut else None
 
     @property
@@ -159,6 +162,8 @@ def prepare(
     instances = instances or Instances.alone()
     cut = None
     if topology.num_stages > 1:
+        from podium.staged import cut_model
+
         cut = cut_model(recipe, workload, model, layers, instances, device)
     shares, held = None, None
     if instances.count > 1 and recipe.parallel.shard == "optimiser":

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import NonNegativeInt, PositiveInt
@@ -30,7 +30,6 @@ from podium.engine.compiled import Compiled, compiled, same_every_time
 from podium.engine.executables import Executable
 from podium.engine.fast import Fast
 from podium.engine.instances import Instances
-from podium.engine.pipeline import Pipeline
 from podium.engine.precision import LossScale, PrecisionSection
 from podium.engine.randomness import seed_torch
 from podium.engine.reduce import Local, Reduction, TreeSum, replica_mean
@@ -43,6 +42,9 @@ from podium.optim.optimisers import Optimiser, clip_divisor, norms_of, step
 from podium.optim.rounding import StochasticRounding
 from podium.schema import Section
 from podium.workloads.base import Loss, Workload
+
+if TYPE_CHECKING:  # loads torch's compiler with torch's pipelines, which takes long
+    from podium.engine.pipeline import Pipeline
 
 
 class EngineSection(Section):
@@ -179,7 +181,7 @@ class Engine:
         instances: Instances | None = None,
         reduction: Literal["exact", "fast"] = "exact",
         compile: bool = False,
-        pipeline: Pipeline | None = None,
+        pipeline: "Pipeline | None" = None,
         peers: Instances | None = None,
         waited: Callable[[float], None] = lambda seconds: None,
         made: Callable[[Executable], None] = lambda executable: None,
@@ -325,7 +327,7 @@ class Engine:
                 tree.push(self._reduction.take())
 
     def _through_stages(
-        self, pipeline: Pipeline, update: int, samples: Mapping[str, Tensor], start: list[Tensor], stop: bool
+        self, pipeline: "Pipeline", update: int, samples: Mapping[str, Tensor], start: list[Tensor], stop: bool
     ) -> None:
         """The local replicas one after the other, the micro-batches of each through all devices."""
         num_local = len(self._replicas)
