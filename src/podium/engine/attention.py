@@ -242,9 +242,7 @@ def _line(code: Code, matrix: tuple[Value, int], row: Value) -> Value:
 def _dot(code: Code, size: int, left: Value, right: Value) -> Value:
     total = constant(0.0)
     for at in range(0, size, WIDTH):
-        total = code.multiply_add(
-            code.vector(left, number(at), WIDTH), code.vector(right, number(at), WIDTH), total
-        )
+        total = code.multiply_add(code.vector(left, number(at), WIDTH), code.vector(right, number(at), WIDTH), total)
     return across(code, total, code.ir.fadd)
 
 
