@@ -9,6 +9,7 @@ folder; together they are what one file would be, and any number of stages reads
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -179,7 +180,7 @@ Files = dict[str, dict[str, Any]]  # name -> sha256, bytes
 
 def _check_finite(snapshot: Snapshot) -> None:
     for name, tensor in snapshot.weights.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if tensor.is_floating_point() and not _is_finite(tensor):
             raise TrainingFailed(
                 f"{name} is not finite after update {snapshot.update}; the last good checkpoint is kept"
             )
@@ -248,6 +249,11 @@ def _complete(aside: Path, files: Files) -> Path:
     aside.rename(final)
     _sync_folder(final.parent)
     return final
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """A sum is finite only where all values are, and ten times as fast as a look at each: that comes if it is not."""
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def write_weights(folder: Path, update: int, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:

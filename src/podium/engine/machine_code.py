@@ -1,5 +1,5 @@
 """Machine code made at run time, for the few loops that no operator of torch does well. Used by `pooled.py`,
-`norm_relu.py` and `winograd.py`.
+`norm_relu.py`, `winograd.py`, and by what `vectors.py` serves.
 
 llvmlite, which numba stands on, needs no compiler on the machine; numba itself does not let us say which numbers stay
 in vector registers, and was slower here than the operators it was to replace.

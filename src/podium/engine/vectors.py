@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from llvmlite import ir
 
-from podium.engine.machine_code import FLOAT, INT, LONG, WIDTH, Code, Value, number
+from podium.engine.machine_code import FLOAT, INT, WIDTH, Code, Value, number
 
 #: sums of a matrix product that stay in registers: so many rows by so many vectors
 _ROWS, _VECTORS = 6, 2
@@ -172,8 +172,8 @@ def multiply(
 ) -> None:
     """target (rows, columns) = left (rows, inner) · right (inner, columns), or added to what is there.
 
-    Matrices are a pointer and a stride for rows; `left` has one for columns too. Columns known beforehand are a multiple
-    of WIDTH; others one of PANEL, and an inner size not known beforehand is one of 4. `factors`: one for every row.
+    Matrices are a pointer and a stride for rows; `left` has one for columns too. Columns known beforehand are a
+    multiple of WIDTH, others one of PANEL; an inner size not known beforehand is one of 4. `factors`: one for each row.
     """
     if isinstance(num_columns, int):
         rest = num_columns % PANEL
@@ -244,6 +244,3 @@ def scratch_arrays(code: Code, scratch: Value, piece: Value, sizes: dict[str, in
 def scratch_size(sizes: dict[str, int]) -> int:
     """Floats of all arrays of a piece, and some more: no two threads write to one line of the cache."""
     return sum(-(-size // WIDTH) * WIDTH for size in sizes.values()) + 2 * WIDTH
-
-
-assert LONG is number(0).type

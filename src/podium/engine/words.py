@@ -8,6 +8,7 @@ and to add to what the last layer gives to the same weight. Here the few rows ar
     table (V, hidden)
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +71,12 @@ def fits(table: Tensor) -> bool:
     return table.numel() >= _LEAST_VALUES and len(table) >= _LEAST_WORDS
 
 
+def _blocks(table: Tensor, rows: Tensor) -> Iterator[slice]:
+    """Of the table's words, for products with so many rows."""
+    size = max(16, _BLOCK_BYTES // table.element_size() // (len(rows) + table.shape[1]) // 16 * 16)
+    return (slice(start, start + size) for start in range(0, len(table), size))
+
+
 class LookUp(torch.autograd.Function):
     """Rows of the table, for tokens of any shape."""
 
@@ -102,9 +109,7 @@ class Linear(torch.autograd.Function):
         ctx.shared = _shared(table)
         output = x.new_empty(*x.shape[:-1], len(table))
         flat = output.view(-1, len(table))
-        num_block = max(16, _BLOCK_BYTES // 4 // (len(rows) + rows.shape[1]) // 16 * 16)
-        for start in range(0, len(table), num_block):
-            block = slice(start, start + num_block)
+        for block in _blocks(table, rows):
             if bias is None:
                 torch.mm(rows, table[block].t(), out=flat[:, block])
             else:
@@ -118,7 +123,11 @@ class Linear(torch.autograd.Function):
         wants_x, wants_table, wants_bias = ctx.needs_input_grad
         flat = grad.reshape(-1, len(table))
         of_x = (flat @ table).view(*grad.shape[:-1], -1) if wants_x else None
-        of_table = flat.t() @ rows if wants_table else None
+        of_table = None
+        if wants_table:
+            of_table = torch.empty_like(table, requires_grad=False)
+            for block in _blocks(table, rows):
+                torch.mm(flat[:, block].t(), rows, out=of_table[block])
         if ctx.shared is not None and of_table is not None:
             ctx.shared.given(of_table)
         return of_x, of_table, flat.sum(0) if wants_bias else None
