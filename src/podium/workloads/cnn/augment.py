@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, model_validator
 from torch import Tensor
 
+from podium.layers import pixels
 from podium.schema import Section
 
 #: values that stay in a core's cache
@@ -101,8 +102,14 @@ class Images:
         if self._pad:
             rows = self._pad_crop(rows)
         if self._augment.flip:
-            rows = self._mirrored(rows)
-        image = self.plain(rows)
+            # About half of them, by throws of a coin.
+            chosen = torch.rand(len(rows), 1, device=rows.device) < 0.5
+            if not self._is_normalised and pixels.fits(rows):
+                image = pixels.mirrored_and_normalised(rows, chosen, self._scale, self._shift).permute(0, 3, 1, 2)
+            else:
+                image = self.plain(_mirrored(rows, chosen))
+        else:
+            image = self.plain(rows)
         if not (self._augment.mixup or self._augment.cutmix):
             return Mixed(image, label)
         both = self._augment.mixup > 0 and self._augment.cutmix > 0
@@ -115,6 +122,8 @@ class Images:
     def _normalised(self, rows: Tensor) -> Tensor:
         if self._is_normalised:
             return rows
+        if pixels.fits(rows):
+            return pixels.mirrored_and_normalised(rows, None, self._scale, self._shift)
         if self._scale.device != rows.device:
             self._scale, self._shift = self._scale.to(rows.device), self._shift.to(rows.device)
         num, height, width, channels = rows.shape
@@ -126,15 +135,6 @@ class Images:
         for part, out in zip(lines.split(few), image.split(few), strict=True):
             out.copy_(part).mul_(scale).add_(shift)
         return image.view(rows.shape)
-
-    def _mirrored(self, rows: Tensor) -> Tensor:
-        """About half of them, by throws of a coin."""
-        chosen = torch.rand(len(rows), 1, device=rows.device) < 0.5
-        rows = rows.contiguous()
-        images, few = torch.empty_like(rows), _few(rows)
-        for part, choice, out in zip(rows.split(few), chosen.split(few), images.split(few), strict=True):
-            torch.where(choice, _words(part.flip(2)), _words(part), out=_words(out))
-        return images
 
     def _pad_crop(self, rows: Tensor) -> Tensor:
         num, height, width, channels = rows.shape
@@ -165,6 +165,15 @@ class Images:
         window = rows[:, :, None] & columns[:, None, :]
         share = 1 - window.sum(dim=(1, 2)) / (height * width)
         return torch.where(window[:, None], image[pairs], image), share
+
+
+def _mirrored(rows: Tensor, chosen: Tensor) -> Tensor:
+    """The chosen ones (n, 1)."""
+    rows = rows.contiguous()
+    images, few = torch.empty_like(rows), _few(rows)
+    for part, choice, out in zip(rows.split(few), chosen.split(few), images.split(few), strict=True):
+        torch.where(choice, _words(part.flip(2)), _words(part), out=_words(out))
+    return images
 
 
 def _few(rows: Tensor) -> int:
