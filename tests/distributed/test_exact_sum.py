@@ -22,7 +22,8 @@ from podium.engine import instances as instances_module
 from podium.engine.instances import InstanceLost, Instances
 from podium.engine.update import Engine, PendingLosses
 from podium.errors import UserError
-from podium.optim.optimisers import OptimSection, build_optimiser, state_tensors
+from podium.optim.optimisers import OptimSection, build_optimiser
+from podium.optim.state import state_tensors
 from podium.workloads.base import Loss, by_dimension
 from tests.distributed.crew import Crew
 from tests.unit.test_reduce import tree_of
@@ -175,7 +176,7 @@ def trained(
             losses.append(engine.collect())
     return {
         "weights": {name: tensor.numpy() for name, tensor in model.state_dict().items()},
-        "optimiser": {name: tensor.numpy() for name, tensor in state_tensors(optimiser, model).items()},
+        "optimiser": {name: tensor.numpy() for name, tensor in state_tensors(optimiser).items()},
         "losses": losses,
         "means": [sums.means() for sums in losses],
         "stops": stops,

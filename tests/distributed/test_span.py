@@ -16,7 +16,8 @@ from podium.engine.span import Lockstep, between_instances, run_in_lockstep, twi
 from podium.engine.update import Engine
 from podium.errors import UserError
 from podium.layers.norm import SpanBatchNorm, _current
-from podium.optim.optimisers import OptimSection, build_optimiser, state_tensors
+from podium.optim.optimisers import OptimSection, build_optimiser
+from podium.optim.state import state_tensors
 from podium.workloads.base import Loss, by_dimension
 from tests.distributed.crew import Crew
 
@@ -145,7 +146,7 @@ def trained(instances: Instances, span: int, options: dict | None = None) -> See
         engine.update(update, {name: rows[local.start : local.stop] for name, rows in samples.items()}, lr=0.01)
         losses.append([total for total, _ in engine.collect().parts["loss"]])
     assert (instances.count == 1) == (not waits)
-    state = {name: tensor.numpy() for name, tensor in state_tensors(optimiser, model).items()}
+    state = {name: tensor.numpy() for name, tensor in state_tensors(optimiser).items()}
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     return [weights | state | {"losses": np.array(losses)}]
 
