@@ -121,7 +121,8 @@ def prepare(
     topology = topology or build_topology(recipe.batch.num_replicas)
     threads = threads or threads_per_replica(recipe, topology)
     torch.set_num_threads(threads)
-    keep_memory()
+    if recipe.parallel.shard != "parameters":  # who asks for that has none to keep
+        keep_memory()
 
     workload: Workload = workload_class(recipe.workload.name)(recipe.workload.model, recipe.workload.data)
     if data_of is None:
