@@ -129,6 +129,13 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_weights_whose_sum_is_too_large_are_saved_all_the_same(tmp_path):
+    model, optimiser = trained()
+    with torch.no_grad():
+        model[0].weight.fill_(3e38)
+    assert checkpoint.save(tmp_path, 1, model, optimiser, {}).is_dir()
+
+
 def test_prune_keeps_the_newest_and_the_best(tmp_path):
     model, optimiser = trained()
     for update in (1, 2, 3, 4, 5):

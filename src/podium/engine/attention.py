@@ -151,9 +151,12 @@ def _item(
     sample, head = code.ir.udiv(at, number(geometry.heads)), code.ir.urem(at, number(geometry.heads))
     within = code.times(head, geometry.head)
     first = code.plus(code.times(sample, length * 3 * hidden), within)
+    query, key, value = (code.pointer(qkv, FLOAT, code.plus(first, number(part * hidden))) for part in range(3))
     return _Item(
         at,
-        *(code.pointer(qkv, FLOAT, code.plus(first, number(part * hidden))) for part in range(3)),
+        query,
+        key,
+        value,
         code.pointer(output, FLOAT, code.plus(code.times(sample, length * hidden), within)),
         code.pointer(statistics, FLOAT, code.times(at, length * 2)),
         code.pointer(mask, BYTE, code.times(sample, length * length)),
