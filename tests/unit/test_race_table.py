@@ -4,7 +4,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
 from bench.race import __main__ as the_race
 from bench.race.lanes import LANES
 from bench.race.page import LaneResult, merged, show_table, table
