@@ -155,3 +155,51 @@ def test_blocks_hold_whole_units():
     assert samples_per_block(source, 7) % 7 == 0
     assert samples_per_block(source, 7, max_units=3) == 21
     assert samples_per_block(source, 10**9) == 10**9
+
+
+class Background:
+    """Delivers numbers when it is asked to finish, and remembers the order of all calls."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self._source, self._fails_at, self.calls = source_of(12), fails_at, []
+        self.fields = self._source.fields
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def gather(self, samples, out, places=None):
+        raise AssertionError("the feed begins")
+
+    def begin(self, samples, out, places=None):
+        self.calls.append(("begin", int(samples[0])))
+
+        def finish() -> None:
+            self.calls.append(("finish", int(samples[0])))
+            if samples[0] == self._fails_at:
+                raise ValueError("lost")
+            self._source.gather(samples, out, places)
+
+        return finish
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_the_next_block_is_begun_before_the_end_of_one(prefetch):
+    source = Background()
+    with Feed(source, pass_blocks(12, 3, 1), 3, prefetch=prefetch) as feed:
+        found = [block.rows["number"].tolist() for block in feed]
+    assert found == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert source.calls[:4] == [("begin", 0), ("begin", 3), ("finish", 0), ("begin", 6)]
+    assert source.calls[-1] == ("finish", 9)
+
+
+def test_a_failure_in_the_background_is_raised_in_its_turn():
+    seen = []
+
+    def read() -> None:
+        with Feed(Background(fails_at=6), pass_blocks(12, 3, 1), 3) as feed:
+            for block in feed:
+                seen.append(int(block.samples[0]))
+
+    with pytest.raises(ValueError, match="lost"):
+        read()
+    assert seen == [0, 3]

@@ -1,8 +1,13 @@
 """The README shows what was measured."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
-from bench.race.page import merged, show_table
+import pytest
+from bench.race import __main__ as the_race
+from bench.race.lanes import LANES
+from bench.race.page import LaneResult, merged, show_table, table
+from bench.race.process import Result
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,3 +57,28 @@ def test_every_lane_says_when_it_was_raced():
     before = [line for line in text.splitlines() if line.startswith("Raced before")]
     assert text.splitlines()[2] == "tonight; a machine"
     assert before == ["Raced before: a, large: at noon; a machine", "Raced before: a, small: last week; a machine"]
+
+
+@pytest.mark.parametrize(("lane", "text"), [("resnet50-8", "| 2 after 25 |"), ("mnist-8", "| 2 |")])
+def test_a_row_says_where_losses_were_compared_after_fewer_updates(lane, text):
+    result = LaneResult(LANES[lane], 1.0, 2.5, losses={"pytorch": 2.0})
+    assert text in table([result], 1.0)
+
+
+def test_a_lane_says_how_long_its_stretches_and_its_comparison_are(tmp_path, monkeypatch):
+    heats = []
+
+    def run_heat(heat):
+        heats.append(heat)
+        return Result(samples_per_second=4.0, seconds=1.0, threads=2, first_loss=2.5, loss=2.0)
+
+    nothing = SimpleNamespace(source=lambda split: None)
+    for name, value in {"run_heat": run_heat, "build_workload": lambda recipe: nothing}.items():
+        monkeypatch.setattr(the_race, name, value)
+    monkeypatch.setattr(the_race, "flops_per_sample", lambda lane, recipe: 1.0)
+    the_race.race("resnet50-8", ["podium", "pytorch"], 2, 6.0, tmp_path)
+    compared = [heat.total_updates for heat in heats if heat.compare]
+    timed = [heat.num_updates for heat in heats if not heat.compare]
+    assert compared == [25, 25]
+    assert timed[2:] == [15] * 4  # the first round only finds out how many make a stretch
+    assert all(heat.num_updates < heat.total_updates for heat in heats)

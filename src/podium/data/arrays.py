@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -46,6 +46,27 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def gather(self, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None) -> None: ...
+
+
+@runtime_checkable
+class Starting(Protocol):
+    """A source that gathers in the background: one block may be begun while the one before is still under way."""
+
+    def begin(
+        self, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None
+    ) -> Callable[[], None]:
+        """As `gather`, but returns at once; what it returns waits for the end of it."""
+        ...
+
+
+def begin_gather(
+    source: Source, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None
+) -> Callable[[], None]:
+    """Begins to gather, or does all of it where the source knows no other way; what it returns waits for the end."""
+    if isinstance(source, Starting):
+        return source.begin(samples, out, places)
+    source.gather(samples, out, places)
+    return lambda: None
 
 
 class ArraySource:

@@ -7,6 +7,7 @@ Training, validation and prediction all read through it. It knows nothing of rep
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from podium.batch import BatchSection
-from podium.data.arrays import Source, Wanted, empty_buffers
+from podium.data.arrays import Source, Starting, Wanted, begin_gather, empty_buffers
 from podium.data.order import order
 from podium.threads import stay_single
 
@@ -111,9 +112,10 @@ class Feed:
         self._device = device or torch.device("cpu")
         self._waited = waited or (lambda _seconds: None)
         self._stop = threading.Event()
-        # One buffer is in use by the caller, one is being filled, the rest wait in the queue.
+        # One buffer is in use by the caller, one is being filled (or two), the rest wait in the queue.
+        self._num_filling = 2 if isinstance(source, Starting) else 1
         self._free: queue.SimpleQueue[dict[str, NDArray]] = queue.SimpleQueue()
-        for _ in range(prefetch + 2):
+        for _ in range(prefetch + 1 + self._num_filling):
             self._free.put(empty_buffers(source.fields, max_samples))
         self._ready: queue.SimpleQueue[tuple[NDArray, dict[str, NDArray]] | BaseException | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._fill, name="podium-feed", daemon=True)
@@ -148,15 +150,24 @@ class Feed:
     def _fill(self) -> None:
         stay_single()
         try:
+            # What gathers in the background is given the next block before the end of this one: nobody is idle there.
+            under_way: deque[tuple[NDArray, dict[str, NDArray], Callable[[], None]]] = deque()
             with suppress(StopIteration):
                 while not self._stop.is_set():
                     samples, places = next(self._blocks)
                     buffers = self._free.get()
                     if self._stop.is_set():
-                        return
+                        break
                     rows = {name: buffer[: len(samples)] for name, buffer in buffers.items()}
-                    self._source.gather(samples, rows, places)
-                    self._ready.put((samples, buffers))
+                    under_way.append((samples, buffers, begin_gather(self._source, samples, rows, places)))
+                    if len(under_way) == self._num_filling:
+                        self._hand_over(*under_way.popleft())
+            while under_way:
+                self._hand_over(*under_way.popleft())
             self._ready.put(None)
         except BaseException as error:  # handed to whoever reads, who raises it where it can be seen
             self._ready.put(error)
+
+    def _hand_over(self, samples: NDArray, buffers: dict[str, NDArray], finish: Callable[[], None]) -> None:
+        finish()
+        self._ready.put((samples, buffers))

@@ -7,7 +7,7 @@ photographs; `image_stores.py` reads the files.
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,15 +106,25 @@ class ImageSource:
         return self._length
 
     def gather(self, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None) -> None:
+        self.begin(samples, out, places)()
+
+    def begin(
+        self, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None
+    ) -> Callable[[], None]:
+        """As `podium.data.arrays.Starting` has it."""
         images, labels = out["image"], out["label"]
         pool = self._started_pool()
         done = [
             pool.submit(self._fill, samples[part], images[part], labels[part], None if places is None else places[part])
             for part in shares(len(samples), self._threads)
         ]
-        wait(done)  # all of them, though one may have failed: they write into buffers that will be used again
-        for part in done:
-            part.result()
+
+        def finish() -> None:
+            wait(done)  # all of them, though one may have failed: they write into buffers that will be used again
+            for part in done:
+                part.result()
+
+        return finish
 
     def _fill(
         self,
@@ -131,7 +141,7 @@ class ImageSource:
                 labels[row] = encoded[row].label
                 sizes[row] = image_size(encoded[row].data)
             for row, window in enumerate(self._windows(encoded, sizes, places)):
-                images[row] = decode_crop(encoded[row].data, *window, self._size)
+                decode_crop(encoded[row].data, *window, self._size, images[row])
         except ImageError as error:
             raise UserError(f"{self._store.name(int(samples[row]))} cannot be decoded: {error}.") from None
 

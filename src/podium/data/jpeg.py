@@ -21,7 +21,6 @@ import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.nn import functional as F
 
 from podium.data import draws
 
@@ -61,10 +60,13 @@ def image_size(data: bytes) -> tuple[int, int]:
         return image.height, image.width
 
 
-def decode_crop(data: bytes, top: int, left: int, height: int, width: int, size: int) -> NDArray[np.uint8]:
+def decode_crop(
+    data: bytes, top: int, left: int, height: int, width: int, size: int, out: NDArray[np.uint8] | None = None
+) -> NDArray[np.uint8]:
     """A window of an image, resized to (size, size, 3): RGB, bilinear, averaging where it becomes smaller.
 
-    Where it is decoded at a lower resolution, its edges are those of the nearest pixels there.
+    It is written into `out`, where given. Where it is decoded at a lower resolution, its edges are those of the
+    nearest pixels there.
     """
     frame = _frame(data)
     scale = 1
@@ -75,7 +77,7 @@ def decode_crop(data: bytes, top: int, left: int, height: int, width: int, size:
         image, scale = _decode_any(data), 1
     rows = _scaled(top, height, scale, image.shape[0])
     columns = _scaled(left, width, scale, image.shape[1])
-    return resized(image[rows, columns], size)
+    return resized(image[rows, columns], size, out)
 
 
 def centre_crop(data: bytes, resize: int, size: int) -> NDArray[np.uint8]:
@@ -90,13 +92,16 @@ def centre_window(height: int, width: int, resize: int, size: int) -> tuple[int,
     return (height - side) // 2, (width - side) // 2, side, side
 
 
-def resized(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """An image (height, width, 3) as (size, size, 3)."""
+def resized(image: NDArray[np.uint8], size: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """An image (height, width, 3) as (size, size, 3), in `out` where given."""
+    out = np.empty((size, size, 3), np.uint8) if out is None else out
     # Torch has a vectorised kernel for bytes with the channels last, which wants rows without gaps; the batch must be
     # there before the channels move, or the result is laid out with the channels first, at half the speed.
     pixels = torch.from_numpy(np.ascontiguousarray(image))[None].permute(0, 3, 1, 2)
-    small = F.interpolate(pixels, (size, size), mode="bilinear", align_corners=False, antialias=True)
-    return small[0].permute(1, 2, 0).numpy()
+    # The operator behind `torch.nn.functional.interpolate`, which takes no memory to write into.
+    target = torch.from_numpy(out)[None].permute(0, 3, 1, 2)
+    torch.ops.aten._upsample_bilinear2d_aa.out(pixels, (size, size), False, None, None, out=target)
+    return out
 
 
 # --------------------------------------------------------------------------------------------- decoding

@@ -1,6 +1,6 @@
 """Image classifiers: ResNet, ResNeXt, EfficientNet on CIFAR, ImageNet, rendered shapes or random images."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from podium.data.arrays import Arrays, ArraySource, Source
+from podium.data.arrays import Arrays, ArraySource, Source, Starting
 from podium.data.arrays import Field as ArrayField
 from podium.data.generated import GeneratedSource
 from podium.errors import UserError
@@ -200,7 +200,8 @@ class Workload:
         if part not in self._parts:
             self._parts[part] = self._whole(part)
         whole = self._parts[part]
-        return _Part(whole, samples_of(split, len(whole), data.valid_samples, data.max_samples))
+        part_class = _StartingPart if isinstance(whole, Starting) else _Part
+        return part_class(whole, samples_of(split, len(whole), data.valid_samples, data.max_samples))
 
     def _whole(self, part: Part) -> Source:
         """All samples of the training or test set."""
@@ -276,6 +277,15 @@ class _Part:
 
     def gather(self, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None) -> None:
         self._whole.gather(samples + self._samples.start, out, places)
+
+
+class _StartingPart(_Part):
+    """The same of a source that gathers in the background."""
+
+    def begin(
+        self, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None
+    ) -> Callable[[], None]:
+        return cast(Starting, self._whole).begin(samples + self._samples.start, out, places)
 
 
 class _Floats:
