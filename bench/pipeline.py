@@ -1,6 +1,6 @@
 """A pipeline of two stages against two replicas, and the memory of every instance.
 
-    python -m bench.pipeline            about ten minutes; prints tables and writes bench/results/pipeline.md
+    python -m bench.pipeline            about eight minutes; prints tables and writes bench/results/pipeline.md
 
 Every row is `podium train …` in processes of its own, with one thread each and the same global batch, rows in turns
 over the rounds. The rate is that of the run's own records without the first. Memory is what a process has to itself
@@ -25,8 +25,8 @@ import torch
 
 RESULTS = Path(__file__).parent / "results" / "pipeline.md"
 MODEL = ["gpt2/quick", "workload.data.source=generated", "workload.data.samples=4096", "workload.data.test_samples=40",
-         "workload.model.layers=6", "workload.model.hidden=512", "workload.model.heads=8", "workload.model.context=128",
-         "workload.model.vocabulary=8192", "engine.threads=1", "batch.micro=4", "train.length=6up",
+         "workload.model.layers=6", "workload.model.hidden=256", "workload.model.heads=8", "workload.model.context=128",
+         "workload.model.vocabulary=8192", "engine.threads=1", "batch.micro=4", "train.length=8up",
          "engine.updates_per_call=1", "valid.every=0", "valid.max_samples=4", "checkpoint.every=0", "log.report=false",
          "log.tensorboard=false", "schedule.warmup=0", "engine.tune=off"]  # fmt: skip
 ACCUMULATION = 16
@@ -103,7 +103,7 @@ def page(
     whole, replicas = (rates[name] for name, *_ in ROWS[:2])
     lines = [
         "# A pipeline of two stages", "",
-        f"{datetime.date.today()}, torch {torch.__version__}, GPT-2 of 6 layers × 512, micro-batch 4 × 128 tokens, "
+        f"{datetime.date.today()}, torch {torch.__version__}, GPT-2 of 6 layers × 256, micro-batch 4 × 128 tokens, "
         f"{4 * ACCUMULATION} samples an update, one thread per instance, {len(whole)} rounds in turns; medians, ratios "
         "by round.", "",
         "| | samples/s | against 1 instance | against 2 replicas | MB of each instance | weights |",
