@@ -24,7 +24,7 @@ LANES = {
     "gpt2/quick": ["gpt2/quick", "workload.data.source=generated", "workload.data.samples=256", "batch.replicas=2",
                    "workload.data.vocabulary=4096", "workload.model.vocabulary=4096", "valid.max_samples=16"],
     "cnn/quick": ["cnn/quick", "workload.data.source=generated", "workload.data.samples=512", "batch.replicas=2",
-                  "workload.data.test_samples=64"],
+                  "workload.data.test_samples=64", "schedule.warmup=0"],
 }  # fmt: skip
 SHORT = ["train.length=3up", "engine.threads=1", "engine.compile=true", "log.tensorboard=false", "log.report=false"]
 

@@ -131,6 +131,7 @@ def _instance(index: int, count: int, port: int, reduction: str, shard: str, num
             began = time.perf_counter()
             engine.update(update, samples, 1e-4)
             seconds.append(time.perf_counter() - began)
+    instances.barrier()
     memory = psutil.Process().memory_full_info()
     state = sum(tensor.nbytes for slots in prepared.optimiser.state.values() for tensor in slots.values())
     del engine, prepared  # before the groups they talk over

@@ -12,7 +12,7 @@ from torch import nn
 
 from podium.averaging import WeightAverage
 from podium.data.arrays import Source
-from podium.engine.allocator import keep_memory
+from podium.engine.allocator import give_back_memory, keep_memory
 from podium.engine.busy import busy_threads
 from podium.engine.executables import Executable
 from podium.engine.instances import Instances
@@ -121,7 +121,9 @@ def prepare(
     topology = topology or build_topology(recipe.batch.num_replicas)
     threads = threads or threads_per_replica(recipe, topology)
     torch.set_num_threads(threads)
-    if recipe.parallel.shard != "parameters":  # who asks for that has none to keep
+    if recipe.parallel.shard == "parameters":
+        give_back_memory()
+    else:
         keep_memory()
 
     workload: Workload = workload_class(recipe.workload.name)(recipe.workload.model, recipe.workload.data)

@@ -26,7 +26,7 @@ class SpreadModel:
 
     def __init__(self, model: nn.Module, blocks: Sequence[nn.Module], instances: Instances) -> None:
         """Collective. `model` is changed in place; weights are gathered for one of `blocks` at a time."""
-        from torch.distributed.device_mesh import DeviceMesh  # load torch's compiler with them, which takes long
+        from torch.distributed.device_mesh import DeviceMesh  # torch's compiler comes with it, which takes long
         from torch.distributed.fsdp import fully_shard
 
         self.model = model
