@@ -32,11 +32,11 @@ setup-test: .venv/.installed-test
 	@touch $@
 
 test: setup-test check
-	$(BIN)/pytest -m "not slow" -q
-	$(BIN)/pytest -m slow -q
+	$(BIN)/pytest -m "not slow" -q -n 2
+	$(BIN)/pytest -m slow -q -n 2 --dist loadfile
 
 test-fast: setup-test
-	$(BIN)/pytest -m "not slow" -q
+	$(BIN)/pytest -m "not slow" -q -n 2
 
 soak: setup-test
 	PODIUM_KILLS=50 $(BIN)/pytest tests/faults/test_lost_instances.py -k kills
