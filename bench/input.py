@@ -59,7 +59,7 @@ the result out with the channels first, and numpy puts them last again.
 - A unit of 16 rows more below the window, where two rows will do, cost 3 %.
 - Mirroring and normalising by torch's operators took five passes over the pixels, 0.12 ms alone and 0.25 ms beside \
 threads that decode; it is one pass now (`podium/layers/pixels.py`).
-- Threads were idle at the end of every batch as long as the next one was begun only after it.
+- The next batch is begun before the end of one, so that no thread is idle in between.
 - No gain: decoding into a buffer that is used again (`buffer=`); holding records in memory instead of reading them \
 from the system's cache.
 - Little gain, not used: coarser chroma (`fastupsample`) and a coarser DCT (`fastdct`): 3 to 9 % of the decoding \
