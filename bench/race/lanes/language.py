@@ -1,8 +1,8 @@
 """BERT and GPT-2: matrix products, attention, and an optimiser with as much to do as a layer.
 
 Tokens are random: the speed does not depend on them. There are so few that the loss falls within 40 updates (BERT:
-within 25), after which losses are compared: one takes up to a second and a half. Podium's last encoder of BERT computes the rows that the
-heads look at, and no others, which the share of the peak does not know.
+within 25), after which losses are compared: one takes up to a second and a half. Podium's last encoder of BERT computes
+the rows that the heads look at, and no others, which the share of the peak does not know.
 """
 
 from collections.abc import Iterable
