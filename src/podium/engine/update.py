@@ -216,8 +216,7 @@ class Engine:
         share = self._num_replicas // peers.count
         first = peers.index * share
         assert replicas == range(first, first + share), "an instance carries its aligned block of replicas"
-        names = {param: name for name, param in model.named_parameters()}
-        self._names = [names[param] for param in self._params]
+        self._names = [optimiser.names[param] for param in self._params]
         span = largest_span(model)
         check_span(span, self._num_replicas, peers.count, reduction)
         self._compiled: Compiled | None = None
