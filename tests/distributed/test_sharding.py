@@ -22,8 +22,7 @@ from tests.processes import started
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("num_instances", [2, 4])
-@pytest.mark.parametrize("workload", ["bert", "cnn", "gpt2"])
+@pytest.mark.parametrize(("workload", "num_instances"), [("bert", 2), ("cnn", 4), ("gpt2", 4)])
 def test_shards_of_the_optimiser_give_the_same_bits(workload, num_instances, podium, tmp_path, on_one):  # noqa: F811
     """With lamb, with half precision rounded by chance and an average of the weights, with clipping."""
     done = podium("train", *eight(workload), "parallel.shard=optimiser", "--instances", num_instances, "--out", "run",

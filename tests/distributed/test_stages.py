@@ -48,11 +48,14 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("stages", "schedule", "num_instances"),
-    [("2", "interleaved", 4), ("[0,1,1,1]", "grouped", 4)],
+    ("workload", "tied", "stages", "schedule", "num_instances"),
+    [
+        ("bert", "true", "2", "interleaved", 4),
+        ("bert", "false", "[0,1,1,1]", "grouped", 4),
+        ("gpt2", "true", "[0,1,1,1]", "interleaved", 4),
+        ("gpt2", "false", "2", "grouped", 4),
+    ],
 )
-@pytest.mark.parametrize("tied", ["true", "false"])
-@pytest.mark.parametrize("workload", ["bert", "gpt2"])
 def test_stages_give_the_bits_of_the_whole(workload, tied, stages, schedule, num_instances, podium, tmp_path, whole):
     extra = f"workload.model.tied={tied}"
     cut = (f"parallel.stages={stages}", f"parallel.schedule={schedule}")
