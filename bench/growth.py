@@ -29,7 +29,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from podium import checkpoint, console
+from podium import checkpoint, console, saving
 from podium.batch import BatchSection
 from podium.data.feed import Feed, train_blocks
 from podium.data.generated import GeneratedSource
@@ -161,7 +161,7 @@ def checkpoints(folder: Path, quick: bool) -> tuple[Rows, Rows]:
 
     def save(size: int) -> float:
         model, optimiser = made(size)
-        return timed(lambda: checkpoint.save(folder / str(size), 1, model, optimiser, {}))
+        return timed(lambda: saving.save(folder / str(size), 1, model, optimiser, {}))
 
     def restore(size: int) -> float:
         model, optimiser = made(size)

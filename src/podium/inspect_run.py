@@ -14,6 +14,7 @@ from podium.evaluate import evaluate
 from podium.prepare import Prepared, prepare
 from podium.recipe import Recipe, parse_override, recipe_with
 from podium.run import Run
+from podium.saving import write_weights
 from podium.table import Table
 from podium.workloads.base import Split
 
@@ -66,9 +67,7 @@ def average(run: Run, num_last: int, method: Method, decay: float) -> None:
         one.restore(prepared.model)
         rows.append([f"update {one.update}", *(f"{v:.6g}" for v in _evaluated(prepared, "valid").values())])
     weights = averaged((one.weights for one in found), method, decay)
-    path = checkpoints.write_weights(
-        run.average, found[-1].update, weights, {"averaged": [one.update for one in found]}
-    )
+    path = write_weights(run.average, found[-1].update, weights, {"averaged": [one.update for one in found]})
     checkpoints.load(path).restore(prepared.model)
     means = _evaluated(prepared, "valid")
     rows.append([f"{method} of these", *(f"{value:.6g}" for value in means.values())])

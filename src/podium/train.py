@@ -32,6 +32,7 @@ from podium.prepare import Prepared, prepare, spread_parameters, threads_per_rep
 from podium.progress import Meter, Progress, facts, summary
 from podium.recipe import Recipe
 from podium.run import Run, create_run, differing_conditions, environment
+from podium.saving import Saver
 from podium.telemetry import Telemetry, check_available
 from podium.topology import Topology, usable_cores
 from podium.updates import build_engine, samples_of_updates
@@ -242,7 +243,7 @@ def _loop(
     with (
         Telemetry(recipe.log, run.path, run.metrics_file, recipe.tree(), lead=prepared.lead) as telemetry,
         console.progress_display(prepared.lead) as display,
-        checkpoint.Saver(run.checkpoints, recipe.checkpoint, prepared.line) as saver,
+        Saver(run.checkpoints, recipe.checkpoint, prepared.line) as saver,
         samples_of_updates(prepared, progress.update, total, late) as all_samples,
         settled_objects(),
         clock.phase("train"),
@@ -343,7 +344,7 @@ def _take_average(prepared: Prepared, progress: Progress) -> None:
         progress.num_averaged = prepared.average.num_taken
 
 
-def _save(saver: checkpoint.Saver, prepared: Prepared, progress: Progress, clock: Clock, engine: Engine) -> None:
+def _save(saver: Saver, prepared: Prepared, progress: Progress, clock: Clock, engine: Engine) -> None:
     # The first replicas' instances save: one, or one for every stage; all where each holds a share of the state.
     if prepared.peers.index > 0 and prepared.holders is None:
         return

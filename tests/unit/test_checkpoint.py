@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from podium import checkpoint, tensor_file
+from podium import checkpoint, saving, tensor_file
 from podium.errors import TrainingFailed, UserError
 from podium.optim.optimisers import OptimSection, build_optimiser, step
 from podium.optim.state import state_tensors
@@ -32,7 +32,7 @@ def trained(seed: int = 0):
 
 def test_saved_and_restored_state_is_equal_to_the_bit(tmp_path):
     model, optimiser = trained(1)
-    path = checkpoint.save(tmp_path, 7, model, optimiser, {"progress": {"loss": 0.1}})
+    path = saving.save(tmp_path, 7, model, optimiser, {"progress": {"loss": 0.1}})
     other, other_optimiser = trained(2)
     assert checkpoint.weights_sha256(other) != checkpoint.weights_sha256(model)
     found = checkpoint.load(path)
@@ -56,8 +56,8 @@ def test_weights_sha256_sees_every_bit_name_and_shape():
 @pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
 def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path, file, harm):
     model, optimiser = trained()
-    checkpoint.save(tmp_path, 1, model, optimiser, {})
-    path = checkpoint.save(tmp_path, 2, model, optimiser, {}) / file
+    saving.save(tmp_path, 1, model, optimiser, {})
+    path = saving.save(tmp_path, 2, model, optimiser, {}) / file
     data = bytearray(path.read_bytes())
     if harm == "flip":
         data[len(data) // 2] ^= 0x80
@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path, file, harm):
 def test_no_good_checkpoint_at_all_is_an_error_and_none_is_none(tmp_path):
     assert checkpoint.load_latest(tmp_path, print) is None
     model, optimiser = trained()
-    (checkpoint.save(tmp_path, 1, model, optimiser, {}) / "manifest.json").unlink()
+    (saving.save(tmp_path, 1, model, optimiser, {}) / "manifest.json").unlink()
     with pytest.raises(UserError, match="none of the 1 checkpoints"):
         checkpoint.load_latest(tmp_path, lambda _: None)
 
@@ -88,7 +88,7 @@ def test_pickled_code_in_place_of_weights_is_never_executed(tmp_path):
             return (exec, (f"open({str(tmp_path / 'sprung')!r}, 'w')",))
 
     model, optimiser = trained()
-    path = checkpoint.save(tmp_path, 1, model, optimiser, {})
+    path = saving.save(tmp_path, 1, model, optimiser, {})
     data = pickle.dumps(Trap())
     (path / "model.safetensors").write_bytes(data)
     manifest = json.loads((path / "manifest.json").read_text())
@@ -102,7 +102,7 @@ def test_pickled_code_in_place_of_weights_is_never_executed(tmp_path):
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 def test_disk_full_at_any_write_leaves_the_previous_checkpoint_and_nothing_else(tmp_path, monkeypatch, call):
     model, optimiser = trained()
-    checkpoint.save(tmp_path, 1, model, optimiser, {})
+    saving.save(tmp_path, 1, model, optimiser, {})
     real, calls = tensor_file.write_synced, []
 
     def full(path, parts):
@@ -112,10 +112,10 @@ def test_disk_full_at_any_write_leaves_the_previous_checkpoint_and_nothing_else(
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(path, parts)
 
-    monkeypatch.setattr(checkpoint, "write_synced", full)
+    monkeypatch.setattr(saving, "write_synced", full)
     monkeypatch.setattr(tensor_file, "write_synced", full)
     with pytest.raises(UserError, match="the disk is full"):
-        checkpoint.save(tmp_path, 2, model, optimiser, {})
+        saving.save(tmp_path, 2, model, optimiser, {})
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
     assert checkpoint.load_latest(tmp_path, print).update == 1
 
@@ -125,7 +125,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     with torch.no_grad():
         model[0].weight[0, 0] = float("nan")
     with pytest.raises(TrainingFailed, match=r"0\.weight is not finite"):
-        checkpoint.save(tmp_path, 1, model, optimiser, {})
+        saving.save(tmp_path, 1, model, optimiser, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -133,13 +133,13 @@ def test_weights_whose_sum_is_too_large_are_saved_all_the_same(tmp_path):
     model, optimiser = trained()
     with torch.no_grad():
         model[0].weight.fill_(3e38)
-    assert checkpoint.save(tmp_path, 1, model, optimiser, {}).is_dir()
+    assert saving.save(tmp_path, 1, model, optimiser, {}).is_dir()
 
 
 def test_prune_keeps_the_newest_and_the_best(tmp_path):
     model, optimiser = trained()
     for update in (1, 2, 3, 4, 5):
-        checkpoint.save(tmp_path, update, model, optimiser, {})
+        saving.save(tmp_path, update, model, optimiser, {})
     checkpoint.prune(tmp_path, 2, best_update=2)
     assert [path.name[-1] for path in checkpoint.checkpoint_paths(tmp_path)] == ["2", "4", "5"]
 
@@ -148,13 +148,13 @@ def test_left_overs_of_a_killed_save_are_not_checkpoints_and_go_away(tmp_path):
     model, optimiser = trained()
     (tmp_path / ".writing-update-00000009").mkdir()
     assert checkpoint.checkpoint_paths(tmp_path) == []
-    checkpoint.save(tmp_path, 1, model, optimiser, {})
+    saving.save(tmp_path, 1, model, optimiser, {})
     assert [path.name for path in tmp_path.iterdir()] == ["update-00000001"]
 
 
 def test_a_checkpoint_of_another_model_is_one_sentence(tmp_path):
     model, optimiser = trained()
-    path = checkpoint.save(tmp_path, 1, model, optimiser, {})
+    path = saving.save(tmp_path, 1, model, optimiser, {})
     with pytest.raises(UserError, match="does not fit the model"):
         checkpoint.load(path).restore(nn.Linear(2, 2))
 
@@ -188,7 +188,7 @@ def test_bytes_that_are_no_file_of_tensors_are_refused(data):
 
 def test_a_checkpoint_written_beside_training_is_of_the_moment_it_was_asked_for(tmp_path):
     model, optimiser = trained()
-    with checkpoint.Saver(tmp_path, checkpoint.CheckpointSection(keep=1)) as saver:
+    with saving.Saver(tmp_path, checkpoint.CheckpointSection(keep=1)) as saver:
         for update in (1, 2, 3):
             before = checkpoint.weights_sha256(model)
             saver.save(update, model, optimiser, {}, best=2)
@@ -203,7 +203,7 @@ def test_a_checkpoint_written_beside_training_is_of_the_moment_it_was_asked_for(
 def test_what_went_wrong_beside_training_is_raised_by_the_next_save(tmp_path):
     model, optimiser = trained()
     (tmp_path / "file").write_text("in the way")
-    with checkpoint.Saver(tmp_path / "file", checkpoint.CheckpointSection()) as saver:
+    with saving.Saver(tmp_path / "file", checkpoint.CheckpointSection()) as saver:
         saver.save(1, model, optimiser, {}, None)
         with pytest.raises(UserError, match="could not be written"):
             saver.save(2, model, optimiser, {}, None)
@@ -212,6 +212,6 @@ def test_what_went_wrong_beside_training_is_raised_by_the_next_save(tmp_path):
 def test_what_went_wrong_beside_training_is_raised_at_the_end(tmp_path):
     model, optimiser = trained()
     (tmp_path / "file").write_text("in the way")
-    saver = checkpoint.Saver(tmp_path / "file", checkpoint.CheckpointSection())
+    saver = saving.Saver(tmp_path / "file", checkpoint.CheckpointSection())
     with pytest.raises(UserError, match="could not be written"), saver:
         saver.save(1, model, optimiser, {}, None)

@@ -16,7 +16,8 @@ from podium.workloads.base import workload_class
 SCRIPT = """
 import os, tempfile, threading, torch
 from pathlib import Path
-from podium.checkpoint import CheckpointSection, Saver
+from podium.checkpoint import CheckpointSection
+from podium.saving import Saver
 from podium.data.arrays import Field, Wanted
 from podium.data.feed import Feed
 from podium.optim.optimisers import OptimSection, build_optimiser
