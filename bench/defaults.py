@@ -8,7 +8,6 @@ those with and without take turns, and ratios are those of each round.
 """
 
 import argparse
-import datetime
 import os
 import statistics
 import subprocess
@@ -103,8 +102,7 @@ def main() -> None:
     lines = [
         "# What the defaults are worth",
         "",
-        f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
-        f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, load {load:.2f} at the start. "
+        f"{setting(load)}. "
         f"Medians of {num_rounds} rounds of {seconds:g} s (least … most). Made by `python -m bench.defaults`.",
         "",
         "| training | without | samples/s | as installed / without |",

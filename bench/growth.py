@@ -408,9 +408,7 @@ def main() -> None:
     opening = [
         "# Growth and cost",
         "",
-        f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
-        f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, load {load:.2f} at the start. "
-        "One thread. Made by `python -m bench.growth`.",
+        f"{setting(load)}. One thread. Made by `python -m bench.growth`.",
         "",
     ]
     text = "\n".join([*opening, *lines])

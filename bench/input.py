@@ -11,7 +11,6 @@ used, as its workloads do. Rounds alternate; every round is all images once, in 
 """
 
 import argparse
-import datetime
 import io
 import math
 import os
@@ -230,9 +229,7 @@ def main() -> None:
         [
             "# Image input",
             "",
-            f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
-            f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, load {load:.2f} at the start; "
-            f"medians of {options.rounds} rounds in turns. Made by `python -m bench.input`.",
+            f"{setting(load)}; medians of {options.rounds} rounds in turns. Made by `python -m bench.input`.",
             "",
             *photos,
             *small,

@@ -9,7 +9,6 @@ nothing to do with each other.
 """
 
 import argparse
-import datetime
 import json
 import os
 import signal
@@ -22,7 +21,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-import torch
 
 RESULTS = Path(__file__).parent / "results" / "instances.md"
 CASES = {
@@ -150,8 +148,7 @@ def main() -> None:
         [
             "# Instances",
             "",
-            f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
-            f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, load {load:.2f} at the start. "
+            f"{setting(load)}. "
             f"8 replicas, 1 thread each; medians of {options.rounds} rounds in turns. "
             "Made by `python -m bench.instances`.",
             "",

@@ -11,7 +11,6 @@ sides. Deviations are those of the weights in float64, as part of how far the fo
 """
 
 import argparse
-import datetime
 import importlib
 import os
 import statistics
@@ -283,9 +282,7 @@ def main() -> None:
         [
             "# LARS and LAMB",
             "",
-            f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
-            f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, {PACKAGE} {version}, "
-            f"threads: {options.threads}, load {load:.2f} at the start. Medians of {options.rounds} rounds in turns. "
+            f"{setting(load)}; {PACKAGE} {version}, threads: {options.threads}. Medians of {options.rounds} rounds in turns. "
             "Made by `python -m bench.optimisers`.",
             "",
             f"One step of {len(shapes)} tensors with {num_values:,} values, as ResNet-50 has; both with weight decay. "

@@ -13,6 +13,8 @@ from podium.interrupt import StopRequest
 
 # torch's libraries report every failed look-up of a host name; read when they are loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+# torch's profiler tells when it starts and stops
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 app = typer.Typer(
     name="podium",
@@ -136,6 +138,20 @@ def tune(
     from podium.tune.command import tune
 
     tune(recipe, overrides or [], write, seconds)
+
+
+@app.command()
+def profile(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    rates: Annotated[bool, typer.Option("--rates", help="Only the three rates: input, compute, both.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="New file for a trace of a few updates (.json).")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each of the nine stretches measured.")] = 3.0,
+) -> None:
+    """Measure what bounds a training here, input or compute, and which operators its time goes to."""
+    from podium.profile import run_profile
+
+    run_profile(recipe, overrides or [], rates_only=rates, trace=trace, seconds=seconds)
 
 
 @app.command()

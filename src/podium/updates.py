@@ -42,6 +42,13 @@ def build_engine(
     )
 
 
+def updates_per_block(prepared: Prepared) -> int:
+    """How many updates this instance's samples are gathered for at once."""
+    recipe, batch = prepared.recipe, prepared.recipe.batch
+    num_local = batch.micro_batch * batch.num_accumulation * len(prepared.local_replicas)
+    return samples_per_block(prepared.samples, num_local, recipe.engine.updates_per_call) // num_local
+
+
 @contextmanager
 def samples_of_updates(
     prepared: Prepared, first: int, last: int, waited: Waited = lambda seconds: None
@@ -54,8 +61,8 @@ def samples_of_updates(
         yield ({} for _ in range(first, last))  # samples are for the device that has the first and the last block
         return
     recipe, batch, replicas = prepared.recipe, prepared.recipe.batch, prepared.local_replicas
-    num_local = batch.micro_batch * batch.num_accumulation * len(replicas)
-    max_samples = samples_per_block(prepared.samples, num_local, recipe.engine.updates_per_call)
+    num_updates = updates_per_block(prepared)
+    max_samples = num_updates * batch.micro_batch * batch.num_accumulation * len(replicas)
     blocks = train_blocks(
         seed=recipe.seed,
         num_samples=len(prepared.samples),
@@ -63,7 +70,7 @@ def samples_of_updates(
         replicas=replicas,
         first_update=first,
         last_update=last,
-        updates_per_block=max_samples // num_local,
+        updates_per_block=num_updates,
     )
     shape = (-1, len(replicas), batch.num_accumulation, batch.micro_batch)
     prefetch, device = recipe.engine.prefetch, prepared.device
