@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from bench.where import when_and_where
 from podium.engine import operators
 from podium.layers.residual import ResidualBlock
 from podium.prepare import prepare
@@ -102,7 +103,7 @@ def main() -> None:
     lines = [
         "# What the defaults are worth",
         "",
-        f"{setting(load)}. "
+        f"{when_and_where(load)}. "
         f"Medians of {num_rounds} rounds of {seconds:g} s (least … most). Made by `python -m bench.defaults`.",
         "",
         "| training | without | samples/s | as installed / without |",

@@ -29,6 +29,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from bench.where import when_and_where
 from podium import checkpoint, console, saving
 from podium.batch import BatchSection
 from podium.data.feed import Feed, train_blocks
@@ -408,7 +409,7 @@ def main() -> None:
     opening = [
         "# Growth and cost",
         "",
-        f"{setting(load)}. One thread. Made by `python -m bench.growth`.",
+        f"{when_and_where(load)}. One thread. Made by `python -m bench.growth`.",
         "",
     ]
     text = "\n".join([*opening, *lines])

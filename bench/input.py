@@ -31,6 +31,7 @@ from bench.image_rounds import compared, loader_round
 from bench.small_images import BATCH as SMALL_BATCH
 from bench.small_images import PillowImages as SmallImages
 from bench.small_images import small_images_table, write_cifar
+from bench.where import when_and_where
 from podium.data.arrays import Source, Wanted
 from podium.data.feed import Feed
 from podium.data.images import folder_source, tfrecord_source, usable_cores
@@ -229,7 +230,7 @@ def main() -> None:
         [
             "# Image input",
             "",
-            f"{setting(load)}; medians of {options.rounds} rounds in turns. Made by `python -m bench.input`.",
+            f"{when_and_where(load)}; medians of {options.rounds} rounds in turns. Made by `python -m bench.input`.",
             "",
             *photos,
             *small,

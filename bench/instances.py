@@ -2,6 +2,8 @@
 
     python -m bench.instances            several minutes; prints tables and writes bench/results/instances.md
 
+from bench.where import when_and_where
+
 Every row is `podium train … --instances N` in processes of its own, one thread per replica, rows in turns over the
 rounds. The rate is that of the run's own records without the first, over the whole run; the weights must agree. What
 the machine itself has to give is shown by two runs of one instance side by side, each on a core of its own, which have
@@ -148,7 +150,7 @@ def main() -> None:
         [
             "# Instances",
             "",
-            f"{setting(load)}. "
+            f"{when_and_where(load)}. "
             f"8 replicas, 1 thread each; medians of {options.rounds} rounds in turns. "
             "Made by `python -m bench.instances`.",
             "",

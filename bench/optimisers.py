@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from bench.where import when_and_where
 from podium.engine.allocator import keep_memory
 from podium.optim.optimisers import OptimSection, build_optimiser, step
 from podium.workloads.base import by_dimension
@@ -282,7 +283,8 @@ def main() -> None:
         [
             "# LARS and LAMB",
             "",
-            f"{setting(load)}; {PACKAGE} {version}, threads: {options.threads}. Medians of {options.rounds} rounds in turns. "
+            f"{when_and_where(load)}; {PACKAGE} {version}, threads: {options.threads}. "
+            f"Medians of {options.rounds} rounds in turns. "
             "Made by `python -m bench.optimisers`.",
             "",
             f"One step of {len(shapes)} tensors with {num_values:,} values, as ResNet-50 has; both with weight decay. "

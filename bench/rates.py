@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.setting import setting
+from bench.where import when_and_where
 from podium.console import number
 from podium.prepare import prepare
 from podium.profile import measured_rates
@@ -53,7 +53,7 @@ def main() -> None:
         rows.append(done.stdout.strip().splitlines()[-1])
         print(rows[-1], flush=True)
     RESULTS.write_text(
-        f"# Three rates\n\n{setting(load)}. `python -m bench.rates`: samples/s, "
+        f"# Three rates\n\n{when_and_where(load)}. `python -m bench.rates`: samples/s, "
         f"medians of three stretches of {given.seconds:g} s, in turns.\n\n"
         "| recipe | input only | compute only | both | of the slower | bottleneck |\n|---|---|---|---|---|---|\n"
         + "\n".join(rows)

@@ -6,7 +6,7 @@ import os
 import torch
 
 
-def setting(load: float) -> str:
+def when_and_where(load: float) -> str:
     """`load`: of the machine before the measurement began (`os.getloadavg()[0]`)."""
     return (
         f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
