@@ -2,8 +2,6 @@
 
     python -m bench.instances            several minutes; prints tables and writes bench/results/instances.md
 
-from bench.where import when_and_where
-
 Every row is `podium train … --instances N` in processes of its own, one thread per replica, rows in turns over the
 rounds. The rate is that of the run's own records without the first, over the whole run; the weights must agree. What
 the machine itself has to give is shown by two runs of one instance side by side, each on a core of its own, which have
@@ -23,6 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
+
+from bench.where import when_and_where
 
 RESULTS = Path(__file__).parent / "results" / "instances.md"
 CASES = {
