@@ -29,26 +29,19 @@ def trained(podium, folder, workload, *overrides, instances=1, env=None) -> dict
 
 
 def test_one_instance_compiles_and_all_others_and_later_runs_load(podium, tmp_path):
-    cache = tmp_path / "cache"
-    env = {"PODIUM_CACHE": str(cache)}
+    env = {"PODIUM_CACHE": str(tmp_path / "cache")}
     runs = [trained(podium, tmp_path, "gpt2", instances=count, env=env) for count in (2, 1, 4)]
     assert [run["executable"]["state"] for run in runs] == ["compiled", "loaded", "loaded"]
     assert len({run["weights_sha256"] for run in runs}) == 1
-    (folder,) = {run["executable"]["cache"] for run in runs}
+    assert len({run["executable"]["cache"] for run in runs}) == 1
     logs = [path.read_text() for path in tmp_path.glob("run-*/log/instance-[123].log")]
     assert len(logs) == 4
     assert all("loaded in" in log for log in logs)
-    for file in (cache / "compiled" / folder).rglob("*.so"):
-        file.write_bytes(file.read_bytes()[:100])
-    again = trained(podium, tmp_path, "gpt2", env=env)
-    assert again["executable"]["state"] == "compiled"
-    assert again["weights_sha256"] == runs[0]["weights_sha256"]
 
 
-@pytest.mark.parametrize("workload", ["bert", "gpt2"])
-def test_two_threads_give_the_same_bits_at_every_run(workload, podium, tmp_path):
+def test_two_threads_give_the_same_bits_at_every_run(podium, tmp_path):
     overrides = ["engine.threads=2", "batch.replicas=1", "batch.micro=32", "workload.data.samples=160"]
-    runs = [trained(podium, tmp_path, workload, *overrides) for _ in range(3)]
+    runs = [trained(podium, tmp_path, "bert", *overrides) for _ in range(3)]
     assert len({run["weights_sha256"] for run in runs}) == 1
 
 

@@ -45,9 +45,7 @@ def change(path, before: str, after: str) -> None:
     (path / "recipe.yaml").write_text(text.replace(before, after))
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [(("optimiser", 4), ("none", 1)), (("none", 2), ("optimiser", 4)), (("optimiser", 4),) * 2]
-)
+@pytest.mark.parametrize(("before", "after"), [(("optimiser", 4), ("none", 1)), (("none", 2), ("optimiser", 4))])
 def test_a_stopped_run_resumes_with_and_without_shards(before, after, podium, tmp_path, on_one):  # noqa: F811
     (shard, count), (next_shard, next_count) = before, after
     args = ["train", *eight("gpt2"), "train.time_limit=0.01s", f"parallel.shard={shard}", "--out", "run"]
@@ -174,15 +172,6 @@ def test_an_instance_holds_its_share_alone(crew, count):
         assert max(held[place] for held in parameters) <= 1.2 * whole[place] / count
 
 
-@pytest.mark.parametrize(
-    ("overrides", "parts"),
-    [
-        (["engine.reduction=exact"], ["engine.reduction=fast", "parallel.shard=optimiser keeps the bits"]),
-        (["optim.name=lamb", "engine.reduction=fast"], ["optim.name=lamb", "whole tensors"]),
-        (["engine.compile=true", "engine.reduction=fast"], ["engine.compile=true"]),
-        (["precision.loss_scale=auto", "engine.reduction=fast"], ["precision.loss_scale=auto"]),
-    ],
-)
-def test_what_cannot_be_spread_is_one_sentence(overrides, parts, podium):
-    args = [*eight("gpt2"), *overrides, "parallel.shard=parameters", "--instances", 2, "--out", "run"]
-    assert_user_error(podium("train", *args), *parts)
+def test_what_cannot_be_spread_is_one_sentence(podium):
+    args = [*eight("gpt2"), "parallel.shard=parameters", "--instances", 2, "--out", "run"]
+    assert_user_error(podium("train", *args), "engine.reduction=fast", "parallel.shard=optimiser keeps the bits")

@@ -9,6 +9,8 @@ from torch import nn
 from podium.engine.instances import Instances
 from podium.engine.parts import Parts
 from podium.engine.sharded import Shares, owners
+from podium.engine.spread import check_spread
+from podium.errors import UserError
 from podium.optim.optimisers import Optimiser, OptimSection, build_optimiser
 from podium.optim.state import state_tensors
 from podium.tensor_file import file_order, read_checked, tensors_in, write_tensors
@@ -61,3 +63,20 @@ def test_parts_of_one_instance_are_the_whole():
     }
     parts.spread({"x": torch.full((2, 2), 7.0), "y": torch.zeros(3)})
     assert {name: tensor.tolist() for name, tensor in parts.gathered()} == {"x": [[7.0, 7.0]] * 2, "y": [0.0] * 3}
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"reduction": "exact"}, "engine.reduction=fast"),
+        ({"optimiser": "lamb"}, "optim.name=lamb.*whole tensors"),
+        ({"compile": True}, "engine.compile=true"),
+        ({"loss_scale": "auto"}, "precision.loss_scale=auto"),
+    ],
+)
+def test_what_cannot_be_spread_is_one_sentence(changed, sentence):
+    usual = {"reduction": "fast", "optimiser": "adamw", "compile": False, "loss_scale": 1.0}
+    model = nn.Linear(2, 2)
+    check_spread(model, *usual.values())
+    with pytest.raises(UserError, match=sentence):
+        check_spread(model, *(usual | changed).values())
