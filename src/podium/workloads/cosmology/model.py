@@ -12,7 +12,7 @@ ReLU, and the last one tanh. What a block down gives, after its activation, goes
 channels of what comes from below, into the block up of its own scale. There is no normalisation and no dropout.
 """
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, cat, nn
 
 from podium.errors import UserError
@@ -34,6 +34,8 @@ class CosmologyModel(Section):
     width: PositiveInt = 64
     #: six scales; false: five, without the innermost one
     full_scale: bool = True
+    #: the loss is the L1 of the scaled fields, and so many times the L1 of the density taken back to real units
+    lambda_rho: NonNegativeFloat = 0.0
 
     @property
     def num_scales(self) -> int:
