@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from podium.table import Table
@@ -172,7 +173,8 @@ def _draw_slices(
                   given[2, plane] * velocity_unit, true[3] * velocity_unit, found[3] * velocity_unit, shared=True),
     ]  # fmt: skip
     side = target.shape[-1] * (cell_mpc or 1.0)
-    fig = figures.figure(11.5, 8.2)
+    fig = figures.figure(11.5, 8.0)
+    fig.set_layout_engine("compressed")  # bars are then as high as the planes, which are square
     axes = fig.subplots(len(rows), 4, sharex=True, sharey=True)
     for row, line in zip(rows, axes, strict=True):
         row.draw(fig, line, side)
@@ -332,4 +334,7 @@ def _draw_power(
     lower.axhline(1.0, color=figures.INK, linewidth=1.0)
     lower.set(ylim=(0, 2), xlabel="k in h/Mpc" if cell_mpc else "k in 1/cell", ylabel="ratio to target")
     lower.set_title("Against the target")
+    lower.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    lower.xaxis.set_major_formatter("{x:g}")
+    lower.xaxis.set_minor_locator(NullLocator())
     return figures.save(fig, path)
