@@ -101,9 +101,9 @@ def share_memory(num_processes: int) -> None:
     _num_sharers = num_processes
 
 
-def available_bytes() -> int:
-    """Memory that this instance may take: its even share of what is available now."""
-    return int(psutil.virtual_memory().available) // _num_sharers
+def available_bytes(*, shared: bool = False) -> int:
+    """Memory available now: the even share of this instance, or all of it for what the instances have in common."""
+    return int(psutil.virtual_memory().available) // (1 if shared else _num_sharers)
 
 
 def budget_bytes(memory_budget_gb: float | None) -> int | None:
