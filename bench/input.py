@@ -33,8 +33,9 @@ from bench.small_images import PillowImages as SmallImages
 from bench.small_images import small_images_table, write_cifar
 from bench.where import when_and_where
 from podium.data.arrays import Source, Wanted
+from podium.data.background import usable_cores
 from podium.data.feed import Feed
-from podium.data.images import folder_source, tfrecord_source, usable_cores
+from podium.data.images import folder_source, tfrecord_source
 from podium.data.order import order
 from podium.data.records import build_example, write_records
 from podium.engine.allocator import keep_memory
