@@ -16,8 +16,9 @@ from podium.recipe import load_recipe
 from podium.shipped import shipped_recipes
 from podium.workloads.cosmology import predict
 from podium.workloads.cosmology.data import CosmologyData, CosmologySamples
+from podium.workloads.cosmology.make import CosmologyMake
 from podium.workloads.cosmology.model import CosmologyModel, UNet, build_network
-from podium.workloads.cosmology.workload import CosmologyMake, Workload
+from podium.workloads.cosmology.workload import Workload
 
 CROP = 32
 SMALL = CosmologyModel(width=2, full_scale=False)

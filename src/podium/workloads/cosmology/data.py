@@ -9,23 +9,22 @@ Samples are cubes of `crop` cells a side, cut out of a periodic box at random pl
 """
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt, model_validator
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from podium.data.arrays import Field, Source
 from podium.data.cache import cache_folder
 from podium.data.generated import GeneratedSource
 from podium.data.hdf5 import open_hdf5
 from podium.data.made import made_once
+from podium.data.shown import say
 from podium.data.volumes import VolumeArray, VolumeCrops
 from podium.errors import UserError
 from podium.schema import Section
 from podium.workloads.base import Split
+from podium.workloads.cosmology.make import simulate_shown
 from podium.workloads.cosmology.model import NUM_INPUTS, NUM_OUTPUTS
 
 #: Channels of the gas, by what metrics and tables call them; the components of the velocity count as one.
@@ -35,7 +34,6 @@ _NBODY = VolumeArray("Nbody", NUM_INPUTS, vectors=((1, 2, 3),))
 _HYDRO = VolumeArray("Hydro", NUM_OUTPUTS, vectors=((2, 3, 4),))
 #: Generated fields, about as scaled ones lie: most of the gas is warm, so that predicting 0 is not the best yet.
 _RANGES = {"nbody": (-1.0, 1.0), "hydro": (-0.2, 0.8)}
-_console = Console(stderr=True, highlight=False)
 
 
 class AugmentSection(Section):
@@ -146,35 +144,12 @@ class CosmologySamples:
         return folder / (section.train_file if split == "train" else section.valid_file)
 
 
-# ------------------------------------------------------------------------------------------- the simulated boxes
-
-
 def simulated_folder(size: int, seed: int) -> Path:
     """The folder of simulated boxes in the cache, made now if it is not there."""
     from podium.workloads.cosmology import simulate  # compiles when first used: not wanted for files
 
     folder = cache_folder("cosmology", f"v{simulate.VERSION}-seed{seed}-{size}")
     if folder.is_dir():
-        _say(f"Simulated boxes: {size}³ cells for training, kept in {folder}")
+        say(f"Simulated boxes: {size}³ cells for training, kept in {folder}")
         return folder
     return made_once(folder, lambda aside: simulate_shown(aside, size, seed=seed), "The simulated boxes")
-
-
-def simulate_shown(folder: Path, size: int, **options: Any) -> None:
-    """Simulates boxes into `folder`, with a bar in a terminal, and says how long it took."""
-    from podium.workloads.cosmology import simulate
-
-    simulate.check_size(size)
-    _say(
-        f"Simulating a box of {size}³ cells for training, with {simulate.needed_bytes(size) / 1e9:,.2f} GB of memory, "
-        "and others for validation and test"
-    )
-    columns = (TextColumn("simulating"), BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_console, transient=True, disable=not _console.is_terminal) as bar:
-        task = bar.add_task("", total=1.0)
-        made = simulate.make_dataset(folder, size, progress=lambda done: bar.update(task, completed=done), **options)
-    _say(f"Simulated {made.num_cells:,} cells in {made.seconds:.1f} s")
-
-
-def _say(text: str) -> None:
-    _console.print(escape(text), soft_wrap=True)

@@ -1,31 +1,18 @@
 """The cosmology U-Net: from the fields of dark matter in a volume, those of the gas. The contract, tied together."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from podium.data.arrays import Source
 from podium.schema import Section
 from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
-from podium.workloads.cosmology.data import FIELDS, CosmologyData, CosmologySamples, simulate_shown
+from podium.workloads.cosmology.data import FIELDS, CosmologyData, CosmologySamples
+from podium.workloads.cosmology.make import CosmologyMake, make
 from podium.workloads.cosmology.model import CosmologyModel, UNet, build_network
 from podium.workloads.cosmology.scales import to_density
-
-
-class CosmologyMake(Section):
-    """What `podium data make cosmology` takes: boxes to simulate, and the folder for train.h5, valid.h5, test.h5."""
-
-    #: cells along a side of the box for training
-    size: PositiveInt
-    out: Path
-    seed: NonNegativeInt = 1
-    #: of the boxes for validation and test; null: half of `size`
-    valid_size: PositiveInt | None = None
-    #: side of the box for training in Mpc/h; null: the published cells, 1,024 to 100 Mpc/h
-    box_mpc: Annotated[float, Field(gt=0)] | None = None
 
 
 class Workload:
@@ -43,8 +30,7 @@ class Workload:
     @staticmethod
     def make(section: CosmologyMake) -> None:
         """Simulates boxes in the published layout."""
-        options = section.model_dump(exclude={"size", "out"})
-        simulate_shown(section.out, section.size, **options)
+        make(section)
 
     def build_model(self) -> nn.Module:
         return build_network(self._model, self._samples.section.crop)
