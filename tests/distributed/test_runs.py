@@ -25,7 +25,7 @@ OWN = {
              "optim.name=lamb", "optim.bias_correction=false"],
     "cnn": ["workload.data.samples=256", "workload.model.norm.span=2", "workload.data.augment.mixup=0.2",
             "workload.data.augment.cutmix=1.0", "precision=16.16", "average.method=exponential", "average.every=2up"],
-    "cosmology": ["workload.data.samples=256", "workload.model.lambda_rho=1e-3"],
+    "cosmology": ["workload.data.samples=128", "workload.model.lambda_rho=1e-3", "batch.micro=1"],
     "gpt2": ["workload.data.samples=256", "parallel.recompute=true", "precision=16.32"],
     "mnist": ["workload.data.generated_train=512"],
     "neuron": ["workload.data.samples=256"],
@@ -33,7 +33,7 @@ OWN = {
 
 
 def eight(workload: str) -> list[str]:
-    return [*TINY[workload], *OWN[workload], *EIGHT]
+    return [*TINY[workload], *EIGHT, *OWN[workload]]
 
 
 def outcome(run: Run) -> tuple:
