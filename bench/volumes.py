@@ -59,7 +59,7 @@ class SlicedVolumes(Dataset):
             self.arrays = (file["Nbody"], file["Hydro"])
         x, y, z = (random.randint(0, SIZE - CROP) for _ in range(3))
         axes = random.sample((1, 2, 3), 3)
-        flips = [axis for axis in (1, 2, 3) if random.random() < 0.5]
+        flips = tuple(axis for axis in (1, 2, 3) if random.random() < 0.5)
         found = []
         for array in self.arrays:
             volume = array[:, x : x + CROP, y : y + CROP, z : z + CROP]
