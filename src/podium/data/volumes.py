@@ -209,14 +209,8 @@ class _Mapped:
         block = _READ_BYTES // numbers.itemsize
         for first in range(0, len(numbers), block):
             piece = numbers[first : first + block]
-            self._willneed(self._offset + first * numbers.itemsize, piece.nbytes)
+            self._willneed(np.array([self._offset + first * numbers.itemsize]), piece.nbytes)
             piece[:: mmap.PAGESIZE // numbers.itemsize].max()
-
-    def _willneed(self, offset: int, num_bytes: int) -> None:
-        if hasattr(os, "posix_fadvise"):
-            for begin in range(offset, offset + num_bytes, _ANNOUNCED_BYTES):
-                length = min(_ANNOUNCED_BYTES, offset + num_bytes - begin)
-                os.posix_fadvise(self._file, begin, length, os.POSIX_FADV_WILLNEED)
 
     def announce(self, start: Start, crop: int) -> None:
         if self._in_memory:
@@ -224,10 +218,18 @@ class _Mapped:
         # Whole rows: up to 1,024 cells they lie on no more pages than what is cut out of them.
         num_channels, size = self._array.shape[:2]
         row_bytes = size * self._array.itemsize
-        for channel, x in product(range(num_channels), range(start[0], start[0] + crop)):
-            plane = self._offset + (channel * size + x % size) * size * row_bytes
-            for first, count, _ in _runs(start[1], crop, size):
-                self._willneed(plane + first * row_bytes, count * row_bytes)
+        planes = np.add.outer(np.arange(num_channels) * size, (start[0] + np.arange(crop)) % size)
+        for first, count, _ in _runs(start[1], crop, size):
+            self._willneed(self._offset + (planes.reshape(-1) * size + first) * row_bytes, count * row_bytes)
+
+    def _willneed(self, offsets: NDArray[np.int64], num_bytes: int) -> None:
+        """So many bytes of the file at each of the offsets."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for first in range(0, num_bytes, _ANNOUNCED_BYTES):
+            length = min(_ANNOUNCED_BYTES, num_bytes - first)
+            for offset in (offsets + first).tolist():
+                os.posix_fadvise(self._file, offset, length, os.POSIX_FADV_WILLNEED)
 
     def around(self, start: Start, crop: int) -> tuple[NDArray, Start]:
         return self._array, start
