@@ -1,6 +1,7 @@
-"""Images per second: Podium's feed against a torch DataLoader whose workers decode and resize with Pillow.
+"""Samples per second: Podium's feed against a torch DataLoader whose workers do what most scripts do.
 
     python -m bench.input                a few minutes; prints tables and writes bench/results/input.md
+    python -m bench.input --only volumes      measures crops of volumes alone and keeps the other tables as they are
 
 Photographs are made for it: noise with the spectrum of natural images, about 500 × 375 pixels, as JPEGs of quality 90,
 as files and as TFRecord shards; once with as many bytes as ImageNet's images have in the mean, once with as many as
@@ -27,14 +28,16 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bench.image_rounds import compared, loader_round
+from bench.rounds import compared, loader_round, started
 from bench.small_images import BATCH as SMALL_BATCH
 from bench.small_images import PillowImages as SmallImages
 from bench.small_images import small_images_table, write_cifar
+from bench.volumes import volumes_tables
 from bench.where import when_and_where
 from podium.data.arrays import Source, Wanted
+from podium.data.background import usable_cores
 from podium.data.feed import Feed
-from podium.data.images import folder_source, tfrecord_source, usable_cores
+from podium.data.images import folder_source, tfrecord_source
 from podium.data.order import order
 from podium.data.records import build_example, write_records
 from podium.engine.allocator import keep_memory
@@ -47,7 +50,8 @@ SHAPES = [(375, 500), (375, 500), (500, 375), (333, 500), (400, 500), (500, 333)
 STEEPNESSES = (1.0, 1.35)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-NOTES = """## What was tried
+_VOLUMES, _NOTES = "## Volumes", "## What was tried"
+NOTES = f"""{_NOTES}
 
 Milliseconds of one core per photograph of 117 kB, least of twelve rounds: whole decode 1.33, of which Huffman \
 decoding alone (decoded at 1/8) is 0.94; without the rows below the window 1.18; resizing 0.19; all of it 1.48. \
@@ -177,15 +181,6 @@ class FeedRounds:
             yield Wanted(order(0, self.epoch, positions, num), positions + self.epoch * num)
 
 
-def started(images: Dataset, batch: int, threads: int) -> DataLoader:
-    """A loader whose worker processes run already."""
-    loader: DataLoader = DataLoader(
-        images, batch, shuffle=True, num_workers=threads, persistent_workers=True, prefetch_factor=4
-    )
-    loader_round(loader)
-    return loader
-
-
 def photographs_table(folder: Path, loader: DataLoader, mean_bytes: float, rounds: int, threads: int) -> list[str]:
     """Files and shards of photographs, Podium against the DataLoader."""
     count = len(loader.dataset)  # type: ignore[arg-type]
@@ -203,18 +198,27 @@ def photographs_table(folder: Path, loader: DataLoader, mean_bytes: float, round
     return compared(f"{what}worker processes.", sides, count, rounds)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--threads", type=int, default=usable_cores())
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+def volumes_section(rounds: int, threads: int) -> str:
+    """Crops of boxes, with the line that says when and where of its own."""
+    opening = when_and_where(os.getloadavg()[0])
+    with tempfile.TemporaryDirectory(prefix="podium-input-") as name:
+        tables = volumes_tables(Path(name) / "box.h5", rounds, threads)
+    made = f"{opening}; medians of {rounds} rounds in turns. Made by `python -m bench.input --only volumes`."
+    return "\n".join([_VOLUMES, "", made, "", *tables])
+
+
+def merged(text: str, section: str) -> str:
+    """`text` with this section for the one about volumes, which stands before the notes."""
+    before, _, _ = text.partition(_VOLUMES if _VOLUMES in text else _NOTES)
+    _, _, notes = text.partition(_NOTES)
+    return f"{before.rstrip()}\n\n{section.rstrip()}\n\n{_NOTES}{notes}"
+
+
+def images_text(rounds: int, num_images: int, threads: int) -> str:
     load = os.getloadavg()[0]
-    threads, rounds = options.threads, options.rounds
     with tempfile.TemporaryDirectory(prefix="podium-input-") as name:
         folders = [Path(name) / str(steepness) for steepness in STEEPNESSES]
-        sizes = [write_images(*of, options.images) for of in zip(folders, STEEPNESSES, strict=True)]
+        sizes = [write_images(*of, num_images) for of in zip(folders, STEEPNESSES, strict=True)]
         loaders = [started(PillowImages(folder), BATCH, threads) for folder in folders]
         write_cifar(Path(name) / "cifar")
         small_loader = started(SmallImages(Path(name) / "cifar"), SMALL_BATCH, threads)
@@ -226,18 +230,24 @@ def main() -> None:
             for line in [*photographs_table(*of, rounds, threads), ""]
         ]
         small = small_images_table(Path(name) / "cifar", small_loader, rounds)
-    text = "\n".join(
-        [
-            "# Image input",
-            "",
-            f"{when_and_where(load)}; medians of {options.rounds} rounds in turns. Made by `python -m bench.input`.",
-            "",
-            *photos,
-            *small,
-            "",
-            NOTES,
-        ]
-    )
+    made = f"{when_and_where(load)}; medians of {rounds} rounds in turns. Made by `python -m bench.input`."
+    return "\n".join(["# Input", "", made, "", *photos, *small, "", NOTES])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--only", choices=["volumes"])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    section = volumes_section(options.rounds, options.threads)
+    if options.only:
+        text = RESULTS.read_text(encoding="utf-8")
+    else:
+        text = images_text(options.rounds, options.images, options.threads)
+    text = merged(text, section)
     print(text)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(text, encoding="utf-8")

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bench.image_rounds import compared, loader_round
+from bench.rounds import compared, loader_round
 from podium.batch import BatchSection
 from podium.data.feed import Feed, samples_per_block, train_blocks
 from podium.workloads.cnn import cifar, shapes

@@ -10,8 +10,9 @@ from PIL import Image
 
 from podium.data import draws
 from podium.data.arrays import empty_buffers
+from podium.data.background import shares
 from podium.data.feed import Feed, pass_blocks
-from podium.data.images import ImageSource, RandomCrops, folder_source, shares, tfrecord_source
+from podium.data.images import ImageSource, RandomCrops, folder_source, tfrecord_source
 from podium.data.jpeg import centre_crop, decode_crop, image_size, random_windows
 from podium.data.records import build_example, write_records
 from podium.errors import UserError

@@ -28,11 +28,13 @@ class Field:
 class Wanted(NamedTuple):
     """Samples by number, and where in the training each has its place: what it is augmented with is drawn from there.
 
-    A place is the number of samples that come before in the training, whoever carries them; none outside of training.
+    A place is the number of samples that come before in the training, whoever carries them; none outside of training,
+    and no epoch. All are of one epoch.
     """
 
     samples: NDArray[np.int64]
     places: NDArray[np.int64] | None = None
+    epoch: int | None = None
 
 
 class Source(Protocol):
@@ -59,10 +61,20 @@ class Starting(Protocol):
         ...
 
 
-def begin_gather(
-    source: Source, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None
-) -> Callable[[], None]:
+@runtime_checkable
+class Redrawn(Protocol):
+    """A source whose sample i is another in every epoch of a training: a function of (seed, epoch, i)."""
+
+    def of_epoch(self, epoch: int) -> Source:
+        """The samples as this epoch has them."""
+        ...
+
+
+def begin_gather(source: Source, wanted: Wanted, out: Arrays) -> Callable[[], None]:
     """Begins to gather, or does all of it where the source knows no other way; what it returns waits for the end."""
+    samples, places, epoch = wanted
+    if epoch is not None and isinstance(source, Redrawn):
+        source = source.of_epoch(epoch)
     if isinstance(source, Starting):
         return source.begin(samples, out, places)
     source.gather(samples, out, places)

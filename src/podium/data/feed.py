@@ -65,13 +65,13 @@ def train_blocks(
         positions = (updates[:, None] * batch.global_batch + offsets[None, :]).reshape(-1)
         places = positions + epoch * updates_per_epoch * batch.global_batch
         if batch.shuffle == "global":
-            yield Wanted(order(seed, epoch, positions, num_samples), places)
+            yield Wanted(order(seed, epoch, positions, num_samples), places, epoch)
         else:
             within_shard = (updates[:, None] * per_replica + np.arange(per_replica, dtype=np.int64)).reshape(-1)
             parts = [order(seed, epoch, within_shard, shard, first=replica * shard) for replica in replicas]
             # (replica, update, slot) -> (update, replica, slot)
             samples = np.stack(parts).reshape(len(replicas), num_updates, per_replica).swapaxes(0, 1).reshape(-1)
-            yield Wanted(samples, places)
+            yield Wanted(samples, places, epoch)
         update += num_updates
 
 
@@ -154,12 +154,12 @@ class Feed:
             under_way: deque[tuple[NDArray, dict[str, NDArray], Callable[[], None]]] = deque()
             with suppress(StopIteration):
                 while not self._stop.is_set():
-                    samples, places = next(self._blocks)
+                    wanted = next(self._blocks)
                     buffers = self._free.get()
                     if self._stop.is_set():
                         break
-                    rows = {name: buffer[: len(samples)] for name, buffer in buffers.items()}
-                    under_way.append((samples, buffers, begin_gather(self._source, samples, rows, places)))
+                    rows = {name: buffer[: len(wanted.samples)] for name, buffer in buffers.items()}
+                    under_way.append((wanted.samples, buffers, begin_gather(self._source, wanted, rows)))
                     if len(under_way) == self._num_filling:
                         self._hand_over(*under_way.popleft())
             while under_way:

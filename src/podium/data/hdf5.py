@@ -61,7 +61,7 @@ class Hdf5Source:
         self.path = path
         file = open_hdf5(path)
         weakref.finalize(self, file.close)
-        datasets = {name: _dataset(path, file, array) for name, array in arrays.items()}
+        datasets = {name: find_dataset(path, file, array.dataset) for name, array in arrays.items()}
         for name, array in arrays.items():
             _check(path, datasets[name], array)
         self.num_stored = _num_samples(path, datasets)
@@ -70,7 +70,7 @@ class Hdf5Source:
             name: Field(_delivered_shape(datasets[name], arrays[name]), np.float32) for name in arrays
         }
 
-        budget = psutil.virtual_memory().available // (2 * _num_sharers) if memory_budget is None else memory_budget
+        budget = available_bytes() // 2 if memory_budget is None else memory_budget
         #: bytes of samples held in memory
         self.resident_bytes = 0
         self._rows: dict[str, _Rows] = {}
@@ -99,6 +99,11 @@ def share_memory(num_processes: int) -> None:
     """So many instances of this host open their samples at the same time: the default budget is divided by them."""
     global _num_sharers
     _num_sharers = num_processes
+
+
+def available_bytes(*, shared: bool = False) -> int:
+    """Memory available now: the even share of this instance, or all of it for what the instances have in common."""
+    return int(psutil.virtual_memory().available) // (1 if shared else _num_sharers)
 
 
 def budget_bytes(memory_budget_gb: float | None) -> int | None:
@@ -174,7 +179,7 @@ class _Chunked:
     def __init__(self, path: Path, dataset: h5py.Dataset, columns: tuple[int, ...] | None) -> None:
         self._path = path
         self._columns = columns
-        self._id = _reopened_with_cache(dataset)
+        self._id = reopened_with_cache(dataset)
         self._dtype = dataset.dtype
         self._row_shape = dataset.shape[1:]
 
@@ -189,7 +194,7 @@ class _Chunked:
                 stored.select_hyperslab((sample, *zeros), counts)
                 self._id.read(memory, stored, rows[i : i + 1])
         except OSError as error:
-            raise _unreadable(self._path, error) from error
+            raise unreadable(self._path, error) from error
         _take(rows if self._columns is None else _picked(rows, self._columns), place, out)
 
 
@@ -210,15 +215,18 @@ def _picked(rows: NDArray, columns: tuple[int, ...]) -> NDArray:
 
 
 def _streamed(path: Path, dataset: h5py.Dataset, columns: tuple[int, ...] | None) -> _Rows:
-    offset = dataset.id.get_offset()  # None unless contiguous and in this file
+    return _Chunked(path, dataset, columns) if offset_in_file(dataset) is None else _Mapped(path, dataset, columns)
+
+
+def offset_in_file(dataset: h5py.Dataset) -> int | None:
+    """Where its numbers begin in the file, if they lie there as in memory, so that the file can be mapped."""
+    offset: int | None = dataset.id.get_offset()  # None unless contiguous and in this file
     contiguous = dataset.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS and offset is not None
     # Numpy copies a whole array before taking from it when its numbers are not aligned.
-    if contiguous and offset % dataset.dtype.itemsize == 0:
-        return _Mapped(path, dataset, columns)
-    return _Chunked(path, dataset, columns)
+    return offset if contiguous and offset is not None and offset % dataset.dtype.itemsize == 0 else None
 
 
-def _reopened_with_cache(dataset: h5py.Dataset) -> h5py.h5d.DatasetID:
+def reopened_with_cache(dataset: h5py.Dataset) -> h5py.h5d.DatasetID:
     """The dataset with a chunk cache that holds a few chunks: one that holds none decompresses a chunk per row."""
     if dataset.chunks is None:
         return dataset.id
@@ -241,7 +249,7 @@ def _load(path: Path, dataset: h5py.Dataset, num_samples: int, columns: tuple[in
             else:
                 array[start:stop] = _picked(dataset[start:stop], columns)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     return array
 
 
@@ -267,21 +275,30 @@ def open_hdf5(path: Path) -> h5py.File:
         raise UserError(f"{path} cannot be opened as an HDF5 file: {error}.") from error
 
 
-def _dataset(path: Path, file: h5py.File, array: Hdf5Array) -> h5py.Dataset:
+def find_dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
+    """A dataset of a file; a UserError says what there is instead."""
     try:
-        dataset = file.get(array.dataset)
+        dataset = file.get(name)
     except (OSError, RuntimeError) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     if not isinstance(dataset, h5py.Dataset):
         present = ", ".join(sorted(file)) or "nothing"
-        raise UserError(f"{path} has no dataset {array.dataset!r}; it holds {present}.")
+        raise UserError(f"{path} has no dataset {name!r}; it holds {present}.")
     return dataset
+
+
+def check_stored(path: Path, dataset: h5py.Dataset, name: str) -> None:
+    """Its numbers are of a type that sources deliver, and all of them are there."""
+    if dataset.dtype not in (np.float16, np.float32):
+        raise UserError(f"{path}: {name} holds numbers of type {dataset.dtype}, expected float16 or float32.")
+    offset = dataset.id.get_offset()
+    if offset is not None and offset + dataset.id.get_storage_size() > path.stat().st_size:
+        raise _truncated(path)
 
 
 def _check(path: Path, dataset: h5py.Dataset, array: Hdf5Array) -> None:
     name = array.dataset
-    if dataset.dtype not in (np.float16, np.float32):
-        raise UserError(f"{path}: {name} holds numbers of type {dataset.dtype}, expected float16 or float32.")
+    check_stored(path, dataset, name)
     shape = dataset.shape[1:]
     if len(shape) != len(array.shape) or any(e not in (None, s) for e, s in zip(array.shape, shape, strict=True)):
         wanted = ", ".join(["samples", *("any" if size is None else str(size) for size in array.shape)])
@@ -290,9 +307,6 @@ def _check(path: Path, dataset: h5py.Dataset, array: Hdf5Array) -> None:
         raise UserError(
             f"{path}: {name} has {shape[-1]} columns, numbered 0 to {shape[-1] - 1}: there is no {max(array.columns)}."
         )
-    offset = dataset.id.get_offset()
-    if offset is not None and offset + dataset.id.get_storage_size() > path.stat().st_size:
-        raise _truncated(path)
 
 
 def _num_samples(path: Path, datasets: Mapping[str, h5py.Dataset]) -> int:
@@ -319,5 +333,6 @@ def _truncated(path: Path) -> UserError:
     return UserError(f"{path} is a truncated HDF5 file: its end is missing; copy or make it again.")
 
 
-def _unreadable(path: Path, error: Exception) -> UserError:
+def unreadable(path: Path, error: Exception) -> UserError:
+    """What to raise where the HDF5 library cannot read."""
     return UserError(f"{path} is damaged or cannot be read: {error}.")

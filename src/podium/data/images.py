@@ -5,10 +5,7 @@ whatever the number of threads. Flipping and normalising belong to the device. C
 photographs; `image_stores.py` reads the files.
 """
 
-import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -18,10 +15,10 @@ from numpy.typing import NDArray
 
 from podium.data import draws
 from podium.data.arrays import Arrays, Field
+from podium.data.background import Background
 from podium.data.image_stores import Cache, Encoded, Split, Store, kept, open_folders, open_shards
 from podium.data.jpeg import ImageError, centre_window, decode_crop, image_size, random_windows
 from podium.errors import UserError
-from podium.threads import stay_single
 
 
 @dataclass(frozen=True)
@@ -98,9 +95,7 @@ class ImageSource:
         self._crops = crops or RandomCrops()
         self._stream = draws.key("crop", self._crops.seed)
         self._length = len(store) if max_samples is None else min(max_samples, len(store))
-        self._threads = threads or usable_cores()
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_lock = threading.Lock()
+        self._background = Background(threads, "podium-images")
 
     def __len__(self) -> int:
         return self._length
@@ -113,18 +108,11 @@ class ImageSource:
     ) -> Callable[[], None]:
         """As `podium.data.arrays.Starting` has it."""
         images, labels = out["image"], out["label"]
-        pool = self._started_pool()
-        done = [
-            pool.submit(self._fill, samples[part], images[part], labels[part], None if places is None else places[part])
-            for part in shares(len(samples), self._threads)
-        ]
 
-        def finish() -> None:
-            wait(done)  # all of them, though one may have failed: they write into buffers that will be used again
-            for part in done:
-                part.result()
+        def fill(part: slice) -> None:
+            self._fill(samples[part], images[part], labels[part], None if places is None else places[part])
 
-        return finish
+        return self._background.begin(len(samples), fill)
 
     def _fill(
         self,
@@ -157,24 +145,3 @@ class ImageSource:
             self._stream, places, heights, widths, crops.area, crops.ratio, boxes, crops.min_covered
         )
         return windows.tolist()
-
-    def _started_pool(self) -> ThreadPoolExecutor:
-        with self._pool_lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._threads, "podium-images", initializer=stay_single)
-            return self._pool
-
-
-def shares(num_samples: int, threads: int) -> Iterator[slice]:
-    """Parts for `threads` threads to take in turn: large ones first, as each costs something, and single samples at
-    the end, so that all threads finish at about the same time."""
-    first = 0
-    while first < num_samples:
-        length = max(1, (num_samples - first) // (2 * threads))
-        yield slice(first, first + length)
-        first += length
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

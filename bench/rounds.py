@@ -1,15 +1,17 @@
-"""Rounds of several ways to read the same images, in turns, and their table. For `bench.input`."""
+"""Rounds of several ways to read the same samples, in turns, and their table. For `bench.input`."""
 
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
 import psutil
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 
-def compared(what: str, sides: Mapping[str, Callable[[], float]], count: int, rounds: int) -> list[str]:
-    """`sides`: name -> reads all `count` images once and returns the seconds; others are compared to the first."""
+def compared(
+    what: str, sides: Mapping[str, Callable[[], float]], count: int, rounds: int, *, unit: str = "image"
+) -> list[str]:
+    """`sides`: name -> reads all `count` samples once and returns the seconds; others are compared to the first."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     work: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds + 1):
@@ -20,12 +22,12 @@ def compared(what: str, sides: Mapping[str, Callable[[], float]], count: int, ro
             if number:  # the first round starts workers and fills the system's cache
                 seconds[name].append(took)
                 work[name].append(used)
-            print(f"{name}: {count / took:,.0f} images/s, {used / count * 1e3:.3f} ms of CPU each", flush=True)
+            print(f"{name}: {count / took:,.0f} {unit}s/s, {used / count * 1e3:.3f} ms of CPU each", flush=True)
     base = next(iter(seconds.values()))
     lines = [
         what,
         "",
-        "| input | images/s | least … most | against the DataLoader | CPU ms per image |",
+        f"| input | {unit}s/s | least … most | against the DataLoader | CPU ms per {unit} |",
         "|---|---|---|---|---|",
     ]
     for name, values in seconds.items():
@@ -44,8 +46,17 @@ def _cpu_seconds() -> float:
 
 
 def loader_round(loader: DataLoader) -> float:
-    """Seconds for all images once."""
+    """Seconds for all samples once, of pairs."""
     began = time.perf_counter()
     count = sum(len(labels) for _, labels in loader)
     assert count == len(loader.dataset)  # type: ignore[arg-type]
     return time.perf_counter() - began
+
+
+def started(samples: Dataset, batch: int, threads: int) -> DataLoader:
+    """A loader whose worker processes run already."""
+    loader: DataLoader = DataLoader(
+        samples, batch, shuffle=True, num_workers=threads, persistent_workers=True, prefetch_factor=4
+    )
+    loader_round(loader)
+    return loader
