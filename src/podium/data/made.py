@@ -1,4 +1,4 @@
-"""Folders of data that are made once and kept: there whole or not at all, whoever makes them and however they end."""
+"""Data that is made once and kept: there whole or not at all, whoever makes it and however that ends."""
 
 import fcntl
 import os
@@ -42,6 +42,21 @@ def write_aside(folder: Path, make: Callable[[Path], None]) -> None:
                 raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def files_aside(*paths: Path) -> Iterator[list[Path]]:
+    """Where to write these files: put in place together when the block ends well, and removed otherwise."""
+    # Hidden and named after the process, so that nobody takes them for data and two writers do not meet.
+    aside = [path.with_name(f".{path.name}.{os.getpid()}") for path in paths]
+    try:
+        yield aside
+        for written, path in zip(aside, paths, strict=True):
+            written.replace(path)
+    finally:
+        for written in aside:
+            with suppress(OSError):  # the folder may be what is wrong
+                written.unlink()
 
 
 @contextmanager

@@ -16,9 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field as Limits
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -27,6 +24,7 @@ from podium.data.cache import cache_folder
 from podium.data.generated import GeneratedSource
 from podium.data.hdf5 import Hdf5Array, Hdf5Source, budget_bytes
 from podium.data.made import made_once
+from podium.data.shown import bar, say
 from podium.errors import UserError
 from podium.schema import Section
 from podium.workloads.base import Split
@@ -40,7 +38,6 @@ BIN_MS = 0.125
 #: Voltages are standardised by the mean and spread of the first so many training samples.
 _STATISTICS_SAMPLES = 1024
 _SIMULATED_CELL = "simulated"
-_console = Console(stderr=True, highlight=False)
 _SIMULATED_PROBE = "excite_4prB8kHz"
 
 
@@ -312,7 +309,7 @@ def simulated_folder(samples: int, seed: int) -> Path:
 
     folder = cache_folder("neuron", f"v{simulate.VERSION}-seed{seed}-{samples}")
     if folder.is_dir():
-        _say(f"Simulated cells: {samples:,} for training, kept in {folder}")
+        say(f"Simulated cells: {samples:,} for training, kept in {folder}")
         return folder
 
     def make(aside: Path) -> None:
@@ -325,15 +322,7 @@ def simulate_shown(folder: Path, samples: int, **options: Any) -> None:
     """Simulates a data set into `folder`, with a bar in a terminal, and says how fast it was."""
     from podium.workloads.neuron import simulate
 
-    _say(f"Simulating {samples:,} cells for training, and more for validation and test")
-    columns = (TextColumn("simulating"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_console, transient=True, disable=not _console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        made = simulate.make_dataset(
-            folder, samples, progress=lambda done, total: bar.update(task, completed=done, total=total), **options
-        )
-    _say(f"Simulated {made.cells:,} cells in {made.seconds:.1f} s: {made.cells_per_second:,.0f} cells/s")
-
-
-def _say(text: str) -> None:
-    _console.print(escape(text), soft_wrap=True)
+    say(f"Simulating {samples:,} cells for training, and more for validation and test")
+    with bar("simulating", counted=True) as progress:
+        made = simulate.make_dataset(folder, samples, progress=progress, **options)
+    say(f"Simulated {made.cells:,} cells in {made.seconds:.1f} s: {made.cells_per_second:,.0f} cells/s")

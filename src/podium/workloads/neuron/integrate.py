@@ -11,16 +11,13 @@ instructions: its voltages are the same bits whatever else is simulated with it,
 """
 
 import math
-import os
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from podium.data.loops import compiled, on_cores
 from podium.workloads.neuron.cell import (
     AREAS,
     BIN_MS,
@@ -70,16 +67,8 @@ _ONE, _TWO = np.float32(1), np.float32(2)
 
 # Only multiply-and-add may be merged: any other liberty (approximate reciprocals, reordered sums) would make the
 # voltages depend on the processor. `numpy` as error model: a test for division by zero would prevent vectorising.
-_OPTIONS: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy", "nogil": True}
+_OPTIONS: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy"}
 _inlined = njit(**_OPTIONS)
-
-
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Compiled on first call and kept on disk, next to this file or in the user's cache."""
-    try:
-        return njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # neither can be written to
-        return njit(**_OPTIONS)(function)
 
 
 @_inlined
@@ -106,7 +95,7 @@ def _constants(gates, k):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN20
     return gates[k, 0], gates[k, 1], gates[k, 2], gates[k, 3]
 
 
-@_compiled
+@compiled(**_OPTIONS)
 def _integrate(g, gates, initial, reversal, capacity, drive, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """One block: g (16·BLOCK,) in µS, rows as in `_conductances`; tables of `_tables`; out (BLOCK, bins, 4) in mV."""
     # Plain numbers instead of table entries inside the loop: nothing the loop writes can be one of them, so the
@@ -249,16 +238,9 @@ def simulate(unit: NDArray, threads: int | None = None) -> NDArray[np.float32]:
     voltages = np.empty((num_blocks, BLOCK, NUM_BINS, len(PROBES)), np.float32)
     tables = _tables()
 
-    def run(block: int) -> None:
-        _integrate(blocks[block], *tables, voltages[block])
+    def run(start: int, stop: int) -> None:
+        for block in range(start, stop):
+            _integrate(blocks[block], *tables, voltages[block])
 
-    # Python threads over a compiled function that lets go of the interpreter: unlike numba's own parallel loops they
-    # need no threading layer, may be used from several threads, and survive a fork.
-    with ThreadPoolExecutor(threads or num_cores()) as pool:
-        deque(pool.map(run, range(num_blocks)), maxlen=0)  # raises what a thread raised
+    on_cores(run, num_blocks, threads)
     return voltages.reshape(-1, NUM_BINS, len(PROBES))[:num_cells]
-
-
-def num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -4,13 +4,9 @@ The cell is described in `cell.py` and integrated in `integrate.py`; this file o
 published files, how voltages are scaled in them, and writing them piece by piece.
 """
 
-import os
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from ruamel.yaml import YAML
 
+from podium.data.loops import on_cores
+from podium.data.made import files_aside
 from podium.errors import UserError
 from podium.workloads.neuron.cell import (
     BIN_MS,
@@ -34,7 +32,7 @@ from podium.workloads.neuron.cell import (
     stimulus,
     unit_parameters,
 )
-from podium.workloads.neuron.integrate import num_cores, simulate
+from podium.workloads.neuron.integrate import simulate
 
 __all__ = [
     "BIN_MS",
@@ -121,25 +119,18 @@ def make_dataset(
     total = sum(counts.values())
     simulate(unit_parameters(seed, "train", np.arange(1)))  # compiles on first use, which is not part of the rate
     began = time.perf_counter()
-    # Hidden and named after the process, so that nobody takes them for data and two writers do not meet.
-    aside = [path.with_name(f".{path.name}.{os.getpid()}") for path in (data, meta)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_space(folder, total, dtype)
-        _write_frames(aside[0], counts, seed, dtype, progress)
-        with aside[1].open("w", encoding="utf-8") as stream:
-            yaml = YAML(typ="safe", pure=True)
-            yaml.default_flow_style = None
-            yaml.dump({"dataInfo": _data_info(counts, seed, dtype)}, stream)
-        aside[0].replace(data)
-        aside[1].replace(meta)
+        with files_aside(data, meta) as (data_aside, meta_aside):
+            _write_frames(data_aside, counts, seed, dtype, progress)
+            with meta_aside.open("w", encoding="utf-8") as stream:
+                yaml = YAML(typ="safe", pure=True)
+                yaml.default_flow_style = None
+                yaml.dump({"dataInfo": _data_info(counts, seed, dtype)}, stream)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"The simulated cells cannot be written to {folder}: {reason}.") from error
-    finally:
-        for path in aside:
-            with suppress(OSError):  # the folder may be what is wrong
-                path.unlink()
     return DatasetInfo(meta, data, total, time.perf_counter() - began)
 
 
@@ -154,12 +145,12 @@ def _frames(unit: NDArray[np.float32], dtype: DataType) -> NDArray:
     """Frames as stored. Converted part by part on all cores; HDF5 would do it on one, and slower."""
     frames = np.empty((len(unit), NUM_BINS, len(PROBES)), dtype)
 
-    def run(start: int) -> None:
-        part = slice(start, start + _PART)
-        frames[part] = scaled(simulate(unit[part], threads=1))
+    def run(first: int, last: int) -> None:
+        for start in range(first * _PART, last * _PART, _PART):
+            part = slice(start, start + _PART)
+            frames[part] = scaled(simulate(unit[part], threads=1))
 
-    with ThreadPoolExecutor(num_cores()) as pool:
-        deque(pool.map(run, range(0, len(unit), _PART)), maxlen=0)  # raises what a thread raised
+    on_cores(run, -(-len(unit) // _PART))
     return frames
 
 
