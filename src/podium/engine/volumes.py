@@ -1,0 +1,173 @@
+"""Convolutions 4 × 4 × 4 of stride 2 and padding 1, which halve a volume, and the transposed ones, which double it, as
+matrix products. Put on models by `operators.py`.
+
+Both are one thing seen from two sides: a fine volume, a coarse one, and a kernel that says how the numbers of one go
+into the other. Each is needed given the other two:
+
+    halved            coarse[o] = Σ_t fine[2 o + t - 1] · kernel[t]        a convolution; the transposed one's gradient
+    doubled           fine[2 o + t - 1] = Σ kernel[t] · coarse[o]          the opposite
+    kernel_gradient   kernel[t] = Σ_o fine[2 o + t - 1]ᵀ · coarse[o]
+
+Of patches: the 64 · c numbers of each position side by side, and one matrix product (`volume_patches.py`).
+Of tiles: even and odd places of the fine volume are phases, in each of which the kernel has two taps along an axis. Two
+neighbouring outputs of two taps take 3 products, not 4 (Winograd's F(2, 2)), along three axes 27, not 64: so many
+matrix products, the sums before and after which are in `volume_tiles.py`. Errors are those of the plain way: the
+numbers are larger, but each product is summed over fewer terms.
+
+    fine (n, h, w, d, c), coarse (n, H, W, D, o), contiguous; kernel (4, 4, 4, c, o) in memory
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from podium.engine import volume_patches
+from podium.engine.machine_code import WIDTH
+from podium.engine.volume_tiles import NUM_POINTS, Tiling, empty_points, from_points, to_points
+
+KERNEL, STRIDE, PADDING = (4, 4, 4), (2, 2, 2), (1, 1, 1)
+Size = tuple[int, int, int]
+#: of patches at a time
+_PATCH_BYTES = 32 << 20
+_LEAST_SIDE, _LEAST_CHANNELS = 8, 32
+#: kernel ↔ its points: a single tile
+_KERNEL = Tiling((1, 1, 1), 0, 0, phases=2, spacing=2)
+
+
+def by_tiles(fine_channels: int, coarse_channels: int, coarse: Size) -> bool:
+    channels = fine_channels, coarse_channels
+    whole = all(c % WIDTH == 0 and c >= _LEAST_CHANNELS for c in channels)
+    return whole and min(coarse) >= _LEAST_SIDE
+
+
+def points_of(kernel: Tensor) -> Tensor:
+    """(27, 8 · c, o)"""
+    c, o = kernel.shape[3:]
+    points = to_points(kernel.view(1, *KERNEL, c * o), _KERNEL, "taps")
+    return points.as_strided((NUM_POINTS, 8 * c, o), (points.stride(0), o, 1))
+
+
+def halved(fine: Tensor, kernel: Tensor, points: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The coarse volume; `points` are the kernel's where it goes by tiles."""
+    n, *size, c = fine.shape
+    coarse, o = _coarse(size), kernel.shape[4]
+    result = fine.new_empty(n, *coarse, o)
+    if points is not None:
+        products = _multiplied(to_points(fine, _fine_tiles(coarse), "inputs"), points)
+        from_points(products, _coarse_tiles(coarse), result, bias)
+        return result
+    rows = result.view(-1, o)
+    if coarse == (1, 1, 1) and size == [2, 2, 2]:
+        patches, taps = fine.view(n, -1), _inner(kernel)
+        _product(bias, patches, taps, rows)
+        return result
+    taps = kernel.view(-1, o)
+    for first, last, patches in _patches(fine, coarse):
+        _product(bias, patches, taps, rows[first:last])
+    return result
+
+
+def doubled(coarse: Tensor, kernel: Tensor, points: Tensor | None, bias: Tensor | None, size: Size) -> Tensor:
+    """The fine volume, of a size that halves to that of the coarse one."""
+    n, *coarse_size, o = coarse.shape
+    c = kernel.shape[3]
+    result = coarse.new_empty(n, *size, c)
+    high, wide, deep = coarse_size
+    if points is not None:
+        tiles = high // 2 + 1, wide // 2 + 1, deep // 2 + 1
+        inputs = to_points(coarse, Tiling(tiles, 2, -1, phases=1, spacing=1), "inputs", backwards=True)
+        products = _multiplied(inputs, points.transpose(1, 2))
+        from_points(products, Tiling(tiles, 4, -1, phases=2, spacing=2), result, bias, backwards=True)
+        return result
+    if coarse_size == [1, 1, 1] and size == (2, 2, 2):
+        torch.mm(coarse.view(n, o), _inner(kernel).t(), out=result.view(n, -1))
+        return result if bias is None else result.add_(bias)
+    taps = kernel.view(-1, o).t()
+    num_positions = high * wide * deep
+    at_once = min(n, max(1, _PATCH_BYTES // (4 * 64 * c * num_positions)))
+    memory = coarse.new_empty(at_once * num_positions, 64 * c)
+    for first in range(0, n, at_once):
+        part = coarse[first : first + at_once]
+        patches = memory[: len(part) * num_positions]
+        torch.mm(part.view(-1, o), taps, out=patches)
+        volume_patches.lay(patches, (high, wide, deep), result[first : first + at_once], bias)
+    return result
+
+
+def kernel_gradient(fine: Tensor, coarse: Tensor) -> Tensor:
+    n, *size, c = fine.shape
+    _, high, wide, deep, o = coarse.shape
+    coarse_size = high, wide, deep
+    if by_tiles(c, o, coarse_size):
+        kernel = fine.new_empty(1, *KERNEL, c * o)
+        inputs = to_points(fine, _fine_tiles(coarse_size), "inputs")
+        products = _multiplied(inputs.transpose(1, 2), to_points(coarse, _coarse_tiles(coarse_size), "taps"))
+        flat = products.as_strided((NUM_POINTS, 1, 8 * c * o), (products.stride(0), 8 * c * o, 1))
+        from_points(flat, _KERNEL, kernel)
+        return kernel.view(*KERNEL, c, o)
+    rows = coarse.view(-1, o)
+    if coarse_size == (1, 1, 1) and size == [2, 2, 2]:
+        kernel = fine.new_zeros(*KERNEL, c, o)
+        kernel[1:3, 1:3, 1:3] = (fine.view(n, -1).t() @ rows).view(2, 2, 2, c, o)
+        return kernel
+    kernel = fine.new_empty(*KERNEL, c, o)
+    flat = kernel.view(-1, o)
+    for first, last, patches in _patches(fine, coarse_size):
+        if first == 0:
+            torch.mm(patches.t(), rows[first:last], out=flat)
+        else:
+            flat.addmm_(patches.t(), rows[first:last])
+    return kernel
+
+
+def _inner(kernel: Tensor) -> Tensor:
+    """(8 · c, o): the taps of a single position that do not fall on zeros."""
+    return kernel[1:3, 1:3, 1:3].reshape(-1, kernel.shape[4])
+
+
+def _coarse(size: list[int]) -> Size:
+    high, wide, deep = size
+    return high // 2, wide // 2, deep // 2
+
+
+def _fine_tiles(coarse: Size) -> Tiling:
+    return Tiling(_pairs(coarse), 4, -1, phases=2, spacing=2)
+
+
+def _coarse_tiles(coarse: Size) -> Tiling:
+    return Tiling(_pairs(coarse), 2, 0, phases=1, spacing=1)
+
+
+def _pairs(coarse: Size) -> Size:
+    high, wide, deep = (-(-size // 2) for size in coarse)
+    return high, wide, deep
+
+
+def _multiplied(left: Tensor, right: Tensor) -> Tensor:
+    """Point by point."""
+    products = empty_points(left.shape[1], right.shape[2])
+    torch.bmm(left, right, out=products)
+    return products
+
+
+def _product(bias: Tensor | None, left: Tensor, right: Tensor, out: Tensor) -> None:
+    if bias is None:
+        torch.mm(left, right, out=out)
+    else:
+        torch.addmm(bias, left, right, out=out)
+
+
+def _patches(fine: Tensor, coarse: Size):
+    """(first row, the one after the last, patches): of as many lines at a time as stay within bounds."""
+    n, c = len(fine), fine.shape[4]
+    num_lines, deep = n * coarse[0] * coarse[1], coarse[2]
+    of_line = deep * 64 * c
+    at_once = min(num_lines, max(1, _PATCH_BYTES // (4 * of_line)))
+    memory = fine.new_empty(at_once * deep, 64 * c)
+    for first in range(0, num_lines, at_once):
+        last = min(num_lines, first + at_once)
+        patches = memory[: (last - first) * deep]
+        volume_patches.cut(fine, coarse, patches, first)
+        yield first * deep, last * deep, patches
