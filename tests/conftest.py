@@ -42,6 +42,20 @@ TINY = {
         "log.report=false",
         "engine.threads=1",
     ],
+    "cosmology": [
+        "cosmology/quick",
+        "workload.data.source=generated",
+        "workload.data.samples=160",
+        "workload.data.valid_samples=14",
+        "workload.model.width=2",
+        "batch.micro=8",
+        "train.length=2ep",
+        "valid.micro=6",
+        "engine.updates_per_call=5",
+        "log.tensorboard=false",
+        "log.report=false",
+        "engine.threads=1",
+    ],
     "gpt2": [
         "gpt2/quick",
         "workload.data.source=generated",
@@ -100,7 +114,7 @@ def _own_cache(tmp_path_factory):
 
 
 #: the largest of them are for the whole suite only
-_SLOW = ("bert", "cnn", "gpt2")
+_SLOW = ("bert", "cnn", "cosmology", "gpt2")
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in sorted(TINY)])

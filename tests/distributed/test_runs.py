@@ -25,6 +25,7 @@ OWN = {
              "optim.name=lamb", "optim.bias_correction=false"],
     "cnn": ["workload.data.samples=256", "workload.model.norm.span=2", "workload.data.augment.mixup=0.2",
             "workload.data.augment.cutmix=1.0", "precision=16.16", "average.method=exponential", "average.every=2up"],
+    "cosmology": ["workload.data.samples=256", "workload.model.lambda_rho=1e-3"],
     "gpt2": ["workload.data.samples=256", "parallel.recompute=true", "precision=16.32"],
     "mnist": ["workload.data.generated_train=512"],
     "neuron": ["workload.data.samples=256"],
@@ -66,7 +67,12 @@ def on_one(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("workload", "num_instances"),
-    [(name, count) for name in sorted(TINY) for count in (2, 4, 8) if count != 4 or name in ("mnist", "neuron")],
+    [
+        (name, count)
+        for name in sorted(TINY)
+        for count in (2, 4, 8)
+        if count != 4 or name in ("cosmology", "mnist", "neuron")
+    ],
 )
 def test_any_number_of_instances_gives_the_same_bits(workload, num_instances, podium, tmp_path, on_one):
     done = podium("train", *eight(workload), "--instances", num_instances, "--out", "run", timeout=300)

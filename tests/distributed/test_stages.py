@@ -21,6 +21,7 @@ SPREAD = ["batch.micro=2", "batch.accumulation=4", "batch.replicas=2", "optim.cl
 OWN = {
     "bert": ["workload.data.samples=400", "workload.model.layers=3", "workload.data.packed=true"],
     "cnn": ["workload.data.samples=400", "precision=16.32", "average.method=exponential", "average.every=2up"],
+    "cosmology": ["workload.data.samples=80", "train.length=5up", "valid.every=5up"],
     "gpt2": ["workload.data.samples=400", "workload.model.layers=3", "workload.model.dropout=0.1"],
     "mnist": ["workload.data.generated_train=400"],
     "neuron": ["workload.data.samples=400", "parallel.recompute=true"],
@@ -28,7 +29,7 @@ OWN = {
 
 
 def recipe(workload: str, *extra: str) -> list[str]:
-    return [*TINY[workload], *OWN[workload], *SPREAD, *extra]
+    return [*TINY[workload], *SPREAD, *OWN[workload], *extra]
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +76,16 @@ def test_stages_give_the_bits_of_the_whole(workload, tied, stages, schedule, num
 
 @pytest.mark.parametrize(
     ("workload", "stages", "schedule"),
-    [("cnn", "3", "interleaved"), ("mnist", "4", "sequential"), ("neuron", "2", "interleaved")],
+    [
+        ("cnn", "3", "interleaved"),
+        ("cosmology", "[3,4,3]", "interleaved"),
+        ("mnist", "4", "sequential"),
+        ("neuron", "2", "interleaved"),
+    ],
 )
 def test_any_workload_can_be_cut(workload, stages, schedule, podium, tmp_path, whole):
-    """Batch norm, convolutions, half precision, recomputation; both replicas on one line of instances."""
+    """Batch norm, convolutions, tensors that skip stages, half precision, recomputation; both replicas on one line of
+    instances."""
     cut = (f"parallel.stages={stages}", f"parallel.schedule={schedule}")
     done = podium("train", *recipe(workload), *cut, "--out", "run", timeout=300)
     assert done.returncode == 0, done.stderr

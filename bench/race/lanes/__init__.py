@@ -1,6 +1,7 @@
 """The lanes, by name. A further lane is one small file and one line here."""
 
 from bench.race.lane import Lane
-from bench.race.lanes import cnn, language, mnist, neuron
+from bench.race.lanes import cnn, cosmology, language, mnist, neuron
 
-LANES: dict[str, Lane] = {lane.name: lane for lane in (*mnist.LANES, *neuron.LANES, *cnn.LANES, *language.LANES)}
+_ALL = (*mnist.LANES, *neuron.LANES, *cnn.LANES, *cosmology.LANES, *language.LANES)
+LANES: dict[str, Lane] = {lane.name: lane for lane in _ALL}

@@ -4,6 +4,7 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 from torch.utils.hooks import RemovableHandle
 
 from podium.workloads.base import Workload
@@ -58,9 +59,11 @@ class Products:
         for hook in self._hooks:
             hook.remove()
 
-    def _add(self, module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+    def _add(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         weights = [param for param in module.parameters(recurse=False) if param.dim() > 1]
         if weights and not isinstance(module, nn.Embedding):
             values = output[0] if isinstance(output, tuple) else output
             num_out = module.hidden_size if isinstance(module, nn.RNNBase) else len(weights[0])
+            if isinstance(module, _ConvTransposeNd):  # every value that goes in meets every weight of its channel
+                values = inputs[0]
             self.count += values.numel() // num_out * sum(weight.numel() for weight in weights)

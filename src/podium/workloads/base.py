@@ -26,6 +26,7 @@ WORKLOADS = {
     "cnn": "podium.workloads.cnn.workload",
     "neuron": "podium.workloads.neuron.workload",
     "gpt2": "podium.workloads.gpt2.workload",
+    "cosmology": "podium.workloads.cosmology.workload",
 }
 
 

@@ -1,0 +1,105 @@
+"""The cosmology U-Net: from the fields of dark matter in a volume, those of the gas. The contract, tied together."""
+
+from pathlib import Path
+from typing import Annotated, ClassVar, cast
+
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+
+from podium.data.arrays import Source
+from podium.schema import Section
+from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
+from podium.workloads.cosmology.data import FIELDS, CosmologyData, CosmologySamples, simulate_shown
+from podium.workloads.cosmology.model import CosmologyModel, UNet, build_network
+from podium.workloads.cosmology.scales import to_density
+
+
+class CosmologyMake(Section):
+    """What `podium data make cosmology` takes: boxes to simulate, and the folder for train.h5, valid.h5, test.h5."""
+
+    #: cells along a side of the box for training
+    size: PositiveInt
+    out: Path
+    seed: NonNegativeInt = 1
+    #: of the boxes for validation and test; null: half of `size`
+    valid_size: PositiveInt | None = None
+    #: side of the box for training in Mpc/h; null: the published cells, 1,024 to 100 Mpc/h
+    box_mpc: Annotated[float, Field(gt=0)] | None = None
+
+
+class Workload:
+    """The contract of `podium.workloads.base` for cosmology."""
+
+    ModelSection: ClassVar[type[Section]] = CosmologyModel
+    DataSection: ClassVar[type[Section]] = CosmologyData
+    MakeSection: ClassVar[type[Section]] = CosmologyMake
+    target = Target("valid/loss", 0.02)
+
+    def __init__(self, model: CosmologyModel, data: CosmologyData) -> None:
+        self._model = model
+        self._samples = CosmologySamples(data)
+
+    @staticmethod
+    def make(section: CosmologyMake) -> None:
+        """Simulates boxes in the published layout."""
+        options = section.model_dump(exclude={"size", "out"})
+        simulate_shown(section.out, section.size, **options)
+
+    def build_model(self) -> nn.Module:
+        return build_network(self._model, self._samples.section.crop)
+
+    def source(self, split: Split) -> Source:
+        return self._samples.source(split)
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return (batch["nbody"],)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Of every sample the mean over cells and channels of |difference|, and `lambda_rho` times the mean over cells
+        of |difference| between densities; summed over samples, which are what is counted."""
+        # In single precision whatever the model computes in: a sum over a crop leaves bfloat16's reach.
+        output, target = model(batch["nbody"]).float(), batch["hydro"]
+        count = len(target)
+        error = (output - target).abs()
+        loss = error.sum() * (count / error.numel())
+        if model.training:
+            if self._model.lambda_rho:
+                loss = loss + self._model.lambda_rho * _density_error(output, target)
+            return Loss(loss, count)
+        metrics = {}
+        for name, channels in FIELDS.items():
+            part = error[:, channels]
+            metrics[f"{name}_l1"] = (part.sum() * (count / part.numel()), count)
+        metrics["rho_l1"] = (_density_error(output, target), count)
+        if self._model.lambda_rho:
+            loss = loss + self._model.lambda_rho * metrics["rho_l1"][0]
+        return Loss(loss, count, metrics)
+
+    def param_groups(self, model: nn.Module) -> list[ParamGroup]:
+        return by_dimension(model)
+
+    def stages(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
+        return cast(UNet, model).stages()
+
+    def example(self, num_samples: int = 2) -> dict[str, Tensor]:
+        return {name: torch.zeros(num_samples, *field.shape) for name, field in self._samples.fields.items()}
+
+    def predict(self, model: nn.Module, outputs: Outputs, folder: Path) -> Prediction:
+        from podium.workloads.cosmology import predict  # draws with matplotlib, which takes long to import
+
+        given, got = outputs("test", predict.max_samples(self._samples.section.crop))
+        return predict.predict(
+            given["nbody"],
+            given["hydro"],
+            got["output"],
+            folder,
+            lambda_rho=self._model.lambda_rho,
+            cell_mpc=self._samples.cell_mpc("test"),
+        )
+
+
+def _density_error(output: Tensor, target: Tensor) -> Tensor:
+    """The mean over cells of |difference| of the gas density in units of its mean, summed over samples."""
+    error = (to_density(output[:, 0]) - to_density(target[:, 0])).abs()
+    return error.sum() * (len(error) / error.numel())
