@@ -1,12 +1,10 @@
 """Patches of 4 × 4 × 4 numbers, two apart, cut out of volumes and laid over one another again. Used by `volumes.py`.
 
-    volume (n, h, w, d, c), contiguous, with a border of zeros one wide; patches (n · H · W · D, 4 · 4 · 4 · c)
+volume (n, h, w, d, c), contiguous, with a border of zeros one wide; patches (n · H · W · D, 4 · 4 · 4 · c)
 """
 
 import functools
 import itertools
-import math
-
 from collections.abc import Callable
 
 import torch
@@ -23,7 +21,9 @@ def cut(volume: Tensor, coarse: Size, patches: Tensor, first: int) -> None:
     """Fills `patches` with those of the lines (n, H, W) of positions from `first` on."""
     _, h, w, d, c = volume.shape
     num_lines = len(patches) // coarse[2]
-    _cut((h, w, d), coarse, c)(min(num_lines, _PIECES_OF_THREAD * torch.get_num_threads()), first, num_lines, volume, patches)
+    _cut((h, w, d), coarse, c)(
+        min(num_lines, _PIECES_OF_THREAD * torch.get_num_threads()), first, num_lines, volume, patches
+    )
 
 
 def lay(patches: Tensor, coarse: Size, volume: Tensor, bias: Tensor | None) -> None:
@@ -57,7 +57,9 @@ def _cut(fine: Size, coarse: Size, c: int) -> Routine:
                     start = code.ir.select(inside, code.times(code.plus(source, k), c), number(0))
                     to = code.times(code.plus(target, number(tap)), c)
 
-                    def move(at: Value, width: int, inside: Value = inside, start: Value = start, to: Value = to) -> None:
+                    def move(
+                        at: Value, width: int, inside: Value = inside, start: Value = start, to: Value = to
+                    ) -> None:
                         value = code.vector(volume, code.plus(start, at), width)
                         value = code.ir.select(inside, value, code.spread(FLOAT(0.0), width))
                         code.store_vector(value, patches, code.plus(to, at))
@@ -71,31 +73,31 @@ def _lay(fine: Size, coarse: Size, c: int, has_bias: bool) -> Routine:
     code = Code(num_arguments=4)
     num_samples, patches, volume, bias = code.arguments
     patches, volume, bias = (code.pointer(address, FLOAT) for address in (patches, volume, bias))
-    with code.every_piece() as piece:
-        with code.loop(*code.share(code.times(num_samples, fine[0] * fine[1]), piece)) as line:
-            rest, j = _divided(code, line, fine[1])
-            sample, i = _divided(code, rest, fine[0])
-            of_line = [_coarse(code, i, coarse[0]), _coarse(code, j, coarse[1])]
-            with code.loop(number(0), number(fine[2])) as k:
-                of_number = [*of_line, _coarse(code, k, coarse[2])]
-                found = []
-                for (x, a, x_in), (y, b, y_in), (z, tap, z_in) in itertools.product(*of_number):
-                    inside = code.ir.and_(code.ir.and_(x_in, y_in), z_in)
-                    row = code.plus(_place(code, (sample, x, y), coarse), z)
-                    within = code.plus(code.times(code.plus(code.times(a, KERNEL), b), KERNEL), tap)
-                    start = code.times(code.plus(code.times(row, KERNEL**3), within), c)
-                    found.append((inside, code.ir.select(inside, start, number(0))))
-                to = code.times(code.plus(code.times(line, fine[2]), k), c)
+    num_lines = code.times(num_samples, fine[0] * fine[1])
+    with code.every_piece() as piece, code.loop(*code.share(num_lines, piece)) as line:
+        rest, j = _divided(code, line, fine[1])
+        sample, i = _divided(code, rest, fine[0])
+        of_line = [_coarse(code, i, coarse[0]), _coarse(code, j, coarse[1])]
+        with code.loop(number(0), number(fine[2])) as k:
+            of_number = [*of_line, _coarse(code, k, coarse[2])]
+            found = []
+            for (x, a, x_in), (y, b, y_in), (z, tap, z_in) in itertools.product(*of_number):
+                inside = code.ir.and_(code.ir.and_(x_in, y_in), z_in)
+                row = code.plus(_place(code, (sample, x, y), coarse), z)
+                within = code.plus(code.times(code.plus(code.times(a, KERNEL), b), KERNEL), tap)
+                start = code.times(code.plus(code.times(row, KERNEL**3), within), c)
+                found.append((inside, code.ir.select(inside, start, number(0))))
+            to = code.times(code.plus(code.times(line, fine[2]), k), c)
 
-                def add(at: Value, width: int, found: list[tuple[Value, Value]] = found, to: Value = to) -> None:
-                    zero = code.spread(FLOAT(0.0), width)
-                    total = code.vector(bias, at, width) if has_bias else zero
-                    for inside, start in found:
-                        value = code.vector(patches, code.plus(start, at), width)
-                        total = code.ir.fadd(total, code.ir.select(inside, value, zero))
-                    code.store_vector(total, volume, code.plus(to, at))
+            def add(at: Value, width: int, found: list[tuple[Value, Value]] = found, to: Value = to) -> None:
+                zero = code.spread(FLOAT(0.0), width)
+                total = code.vector(bias, at, width) if has_bias else zero
+                for inside, start in found:
+                    value = code.vector(patches, code.plus(start, at), width)
+                    total = code.ir.fadd(total, code.ir.select(inside, value, zero))
+                code.store_vector(total, volume, code.plus(to, at))
 
-                _every_vector(code, c, add)
+            _every_vector(code, c, add)
     return Routine(code)
 
 

@@ -11,18 +11,13 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
-from llvmlite import ir
 from torch import Tensor
 
-from podium.engine.machine_code import FLOAT, LONG, WIDTH, Code, Routine, Value, number
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from podium.engine.machine_code import FLOAT, WIDTH, Code, Routine, Value, number
 
 Line = list[Value]
 Transform = Literal["inputs", "taps", "outputs"]
@@ -57,7 +52,7 @@ def empty_points(num_rows: int, num_columns: int) -> Tensor:
 
 def to_points(volume: Tensor, tiling: Tiling, transform: Transform, *, backwards: bool = False) -> Tensor:
     """`backwards`: the points in the opposite order."""
-    n, *size, c = volume.shape
+    n, c = len(volume), volume.shape[4]
     points = empty_points(n * tiling.num_tiles, tiling.phases**3 * c)
     _run(volume, points, tiling, transform, None, backwards)
     return points
@@ -74,11 +69,11 @@ def _run(
     volume: Tensor, points: Tensor, tiling: Tiling, transform: Transform, bias: Tensor | None, backwards: bool
 ) -> None:
     n, *size, c = volume.shape
-    assert volume.is_contiguous() and points.stride()[1:] == (tiling.phases**3 * c, 1)
+    assert volume.is_contiguous()
+    assert points.stride()[1:] == (tiling.phases**3 * c, 1)
     routine = _routine((size[0], size[1], size[2]), c, tiling, transform, bias is not None, backwards)
     num_lines = n * tiling.tiles[0] * tiling.tiles[1] * -(-c // _CHANNELS)
     num_pieces = min(num_lines, _PIECES_OF_THREAD * torch.get_num_threads())
-    # The number of samples does not belong to the routine.
     routine(num_pieces, n, volume, points, points.stride(0), 0 if bias is None else bias)
 
 

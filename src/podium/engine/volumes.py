@@ -17,8 +17,8 @@ numbers are larger, but each product is summed over fewer terms.
     fine (n, h, w, d, c), coarse (n, H, W, D, o), contiguous; kernel (4, 4, 4, c, o) in memory
 """
 
-import math
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +36,93 @@ _LEAST_SIDE, _LEAST_CHANNELS = 8, 32
 _KERNEL = Tiling((1, 1, 1), 0, 0, phases=2, spacing=2)
 
 
+class Halving(torch.autograd.Function):
+    """torch's conv3d of (n, c, h, w, d) with this kernel, stride and padding; results are channels-last."""
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        n, c, *size = image.shape
+        coarse, o = _halves(size), len(weight)
+        fine, kernel = _rows(image), weight.permute(2, 3, 4, 1, 0).contiguous()
+        points = points_of(kernel) if by_tiles(c, o, coarse) else None
+        result = _empty(n, o, coarse)
+        halved(fine, kernel, points, bias, _rows(result))
+        ctx.save_for_backward(fine, kernel, points)
+        return result
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        fine, kernel, points = ctx.saved_tensors
+        coarse = _rows(grad)
+        wants_image, wants_weight, wants_bias = ctx.needs_input_grad
+        of_image = torch.empty_like(fine) if wants_image else None
+        if of_image is not None:
+            doubled(coarse, kernel, points, None, of_image)
+        return (
+            None if of_image is None else _channels_second(of_image),
+            kernel_gradient(fine, coarse).permute(4, 3, 0, 1, 2) if wants_weight else None,
+            coarse.view(-1, coarse.shape[-1]).sum(0) if wants_bias else None,
+        )
+
+
+class Doubling(torch.autograd.Function):
+    """torch's conv_transpose3d of (n, o, h, w, d), alike."""
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None, size: Size) -> Tensor:
+        n, o, high, wide, deep = image.shape
+        c = weight.shape[1]
+        coarse, kernel = _rows(image), weight.permute(2, 3, 4, 1, 0).contiguous()
+        points = points_of(kernel) if by_tiles(c, o, (high, wide, deep)) else None
+        result = _empty(n, c, size)
+        doubled(coarse, kernel, points, bias, _rows(result))
+        ctx.save_for_backward(coarse, kernel, points)
+        return result
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        coarse, kernel, points = ctx.saved_tensors
+        fine = _rows(grad)
+        wants_image, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        of_image = torch.empty_like(coarse) if wants_image else None
+        if of_image is not None:
+            halved(fine, kernel, points, None, of_image)
+        return (
+            None if of_image is None else _channels_second(of_image),
+            kernel_gradient(fine, coarse).permute(4, 3, 0, 1, 2) if wants_weight else None,
+            fine.view(-1, fine.shape[-1]).sum(0) if wants_bias else None,
+            None,
+        )
+
+
+def kernel_outermost(weight: Tensor) -> Tensor:
+    """A weight of either kind, (a, b, 4, 4, 4), with the same values, its memory as the products need it."""
+    return weight.permute(2, 3, 4, 1, 0).contiguous().permute(4, 3, 0, 1, 2)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """(n, h, w, d, c), contiguous, of (n, c, h, w, d)."""
+    return tensor.permute(0, 2, 3, 4, 1).contiguous()
+
+
+def _channels_second(rows: Tensor) -> Tensor:
+    return rows.permute(0, 4, 1, 2, 3)
+
+
+def _empty(n: int, c: int, size: Size) -> Tensor:
+    """(n, c, h, w, d), its memory as (n, h, w, d, c). No view: torch lets nobody write into one in place that comes
+    out of an operator."""
+    h, w, d = size
+    return torch.empty_strided((n, c, h, w, d), (c * h * w * d, 1, c * w * d, c * d, c))
+
+
+def _halves(size: Sequence[int]) -> Size:
+    high, wide, deep = (axis // 2 for axis in size)
+    return high, wide, deep
+
+
 def by_tiles(fine_channels: int, coarse_channels: int, coarse: Size) -> bool:
     channels = fine_channels, coarse_channels
     whole = all(c % WIDTH == 0 and c >= _LEAST_CHANNELS for c in channels)
@@ -49,41 +136,39 @@ def points_of(kernel: Tensor) -> Tensor:
     return points.as_strided((NUM_POINTS, 8 * c, o), (points.stride(0), o, 1))
 
 
-def halved(fine: Tensor, kernel: Tensor, points: Tensor | None, bias: Tensor | None) -> Tensor:
-    """The coarse volume; `points` are the kernel's where it goes by tiles."""
-    n, *size, c = fine.shape
-    coarse, o = _coarse(size), kernel.shape[4]
-    result = fine.new_empty(n, *coarse, o)
+def halved(fine: Tensor, kernel: Tensor, points: Tensor | None, bias: Tensor | None, coarse: Tensor) -> None:
+    """Fills the coarse volume; `points` are the kernel's where it goes by tiles."""
+    n, *size, _ = fine.shape
+    high, wide, deep, o = coarse.shape[1:]
+    coarse_size = high, wide, deep
     if points is not None:
-        products = _multiplied(to_points(fine, _fine_tiles(coarse), "inputs"), points)
-        from_points(products, _coarse_tiles(coarse), result, bias)
-        return result
-    rows = result.view(-1, o)
-    if coarse == (1, 1, 1) and size == [2, 2, 2]:
-        patches, taps = fine.view(n, -1), _inner(kernel)
-        _product(bias, patches, taps, rows)
-        return result
+        products = _multiplied(to_points(fine, _fine_tiles(coarse_size), "inputs"), points)
+        from_points(products, _coarse_tiles(coarse_size), coarse, bias)
+        return
+    rows = coarse.view(-1, o)
+    if _is_single(coarse_size, size):
+        _product(bias, fine.view(n, -1), _inner(kernel), rows)
+        return
     taps = kernel.view(-1, o)
-    for first, last, patches in _patches(fine, coarse):
+    for first, last, patches in _patches(fine, coarse_size):
         _product(bias, patches, taps, rows[first:last])
-    return result
 
 
-def doubled(coarse: Tensor, kernel: Tensor, points: Tensor | None, bias: Tensor | None, size: Size) -> Tensor:
-    """The fine volume, of a size that halves to that of the coarse one."""
-    n, *coarse_size, o = coarse.shape
-    c = kernel.shape[3]
-    result = coarse.new_empty(n, *size, c)
-    high, wide, deep = coarse_size
+def doubled(coarse: Tensor, kernel: Tensor, points: Tensor | None, bias: Tensor | None, fine: Tensor) -> None:
+    """Fills the fine volume."""
+    n, high, wide, deep, o = coarse.shape
+    *size, c = fine.shape[1:]
     if points is not None:
         tiles = high // 2 + 1, wide // 2 + 1, deep // 2 + 1
         inputs = to_points(coarse, Tiling(tiles, 2, -1, phases=1, spacing=1), "inputs", backwards=True)
         products = _multiplied(inputs, points.transpose(1, 2))
-        from_points(products, Tiling(tiles, 4, -1, phases=2, spacing=2), result, bias, backwards=True)
-        return result
-    if coarse_size == [1, 1, 1] and size == (2, 2, 2):
-        torch.mm(coarse.view(n, o), _inner(kernel).t(), out=result.view(n, -1))
-        return result if bias is None else result.add_(bias)
+        from_points(products, Tiling(tiles, 4, -1, phases=2, spacing=2), fine, bias, backwards=True)
+        return
+    if _is_single((high, wide, deep), size):
+        torch.mm(coarse.view(n, o), _inner(kernel).t(), out=fine.view(n, -1))
+        if bias is not None:
+            fine.add_(bias)
+        return
     taps = kernel.view(-1, o).t()
     num_positions = high * wide * deep
     at_once = min(n, max(1, _PATCH_BYTES // (4 * 64 * c * num_positions)))
@@ -92,8 +177,7 @@ def doubled(coarse: Tensor, kernel: Tensor, points: Tensor | None, bias: Tensor 
         part = coarse[first : first + at_once]
         patches = memory[: len(part) * num_positions]
         torch.mm(part.view(-1, o), taps, out=patches)
-        volume_patches.lay(patches, (high, wide, deep), result[first : first + at_once], bias)
-    return result
+        volume_patches.lay(patches, (high, wide, deep), fine[first : first + at_once], bias)
 
 
 def kernel_gradient(fine: Tensor, coarse: Tensor) -> Tensor:
@@ -108,7 +192,7 @@ def kernel_gradient(fine: Tensor, coarse: Tensor) -> Tensor:
         from_points(flat, _KERNEL, kernel)
         return kernel.view(*KERNEL, c, o)
     rows = coarse.view(-1, o)
-    if coarse_size == (1, 1, 1) and size == [2, 2, 2]:
+    if _is_single(coarse_size, size):
         kernel = fine.new_zeros(*KERNEL, c, o)
         kernel[1:3, 1:3, 1:3] = (fine.view(n, -1).t() @ rows).view(2, 2, 2, c, o)
         return kernel
@@ -127,9 +211,9 @@ def _inner(kernel: Tensor) -> Tensor:
     return kernel[1:3, 1:3, 1:3].reshape(-1, kernel.shape[4])
 
 
-def _coarse(size: list[int]) -> Size:
-    high, wide, deep = size
-    return high // 2, wide // 2, deep // 2
+def _is_single(coarse: Size, fine: Sequence[int]) -> bool:
+    """Of one position, around which all is zeros."""
+    return coarse == (1, 1, 1) and list(fine) == [2, 2, 2]
 
 
 def _fine_tiles(coarse: Size) -> Tiling:
@@ -159,7 +243,7 @@ def _product(bias: Tensor | None, left: Tensor, right: Tensor, out: Tensor) -> N
         torch.addmm(bias, left, right, out=out)
 
 
-def _patches(fine: Tensor, coarse: Size):
+def _patches(fine: Tensor, coarse: Size) -> Iterator[tuple[int, int, Tensor]]:
     """(first row, the one after the last, patches): of as many lines at a time as stay within bounds."""
     n, c = len(fine), fine.shape[4]
     num_lines, deep = n * coarse[0] * coarse[1], coarse[2]
