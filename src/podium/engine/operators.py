@@ -198,7 +198,7 @@ class _MaxPool1d(nn.MaxPool1d):
 
 class _Conv3d(nn.Conv3d):
     def forward(self, input: Tensor) -> Tensor:
-        if not _is_halving(self) or is_foreign(input) or input.dim() != 5 or min(input.shape[2:]) < 2:
+        if not _goes_by_products(self, input) or min(input.shape[2:]) < 2:
             return super().forward(input)
         result: Tensor = volumes.Halving.apply(input, self.weight, self.bias)
         return result
@@ -206,7 +206,7 @@ class _Conv3d(nn.Conv3d):
 
 class _ConvTranspose3d(nn.ConvTranspose3d):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        if not _is_halving(self) or is_foreign(input) or input.dim() != 5 or output_size is not None:
+        if not _goes_by_products(self, input) or output_size is not None:
             return super().forward(input, output_size)
         size = tuple(2 * axis + more for axis, more in zip(input.shape[2:], self.output_padding, strict=True))
         result: Tensor = volumes.Doubling.apply(input, self.weight, self.bias, size)
@@ -216,6 +216,12 @@ class _ConvTranspose3d(nn.ConvTranspose3d):
 def _is_halving(conv: nn.Conv3d | nn.ConvTranspose3d) -> bool:
     plain = conv.groups == 1 and set(conv.dilation) == {1} and conv.padding_mode == "zeros"
     return plain and (conv.kernel_size, conv.stride, conv.padding) == (volumes.KERNEL, volumes.STRIDE, volumes.PADDING)
+
+
+def _goes_by_products(conv: nn.Conv3d | nn.ConvTranspose3d, input: Tensor) -> bool:
+    if not _is_halving(conv) or is_foreign(input) or is_foreign(conv.weight):
+        return False
+    return input.dim() == 5 and input.shape[1] == conv.in_channels and input.numel() > 0
 
 
 class _Sequential(nn.Sequential):
