@@ -30,7 +30,7 @@ from podium.engine.volume_tiles import NUM_POINTS, Tiling, empty_points, from_po
 
 KERNEL, STRIDE, PADDING = (4, 4, 4), (2, 2, 2), (1, 1, 1)
 Size = tuple[int, int, int]
-#: of patches at a time: fewer were slower (a U-Net's update 1.08 s, with 8 MB 1.14, with 3 MB 1.31)
+#: of patches at a time: a bound on memory (3, 8 and 32 MB could not be told apart in time)
 _PATCH_BYTES = 32 << 20
 #: Tiles where they were faster than patches: two AVX2 cores, two samples, a coarse side of 16, 64 and 256 channels, in
 #: the order above 52, 73 and 82 ms, not 127, 112 and 138; a side of 8, 128 and 256 channels 16, 26 and 16, not 32, 37
