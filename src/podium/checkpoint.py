@@ -30,9 +30,10 @@ from podium.held import elsewhere_of, held_tensors
 from podium.optim.optimisers import Optimiser
 from podium.optim.state import check_state, load_state_tensors, row_places, state_loaded, state_tensors
 from podium.schema import Section
-from podium.tensor_file import read_checked, tensors_in
+from podium.tensor_file import CHECKSUMS, read_checked, tensors_in
 
-FORMAT = 1
+#: since 2, files may have other checksums than sha256
+FORMAT = 2
 PREFIX, ASIDE = "update-", ".writing-"
 KINDS = ("model", "optimiser", "average")  # of files with tensors
 
@@ -110,11 +111,13 @@ def load(path: Path) -> Checkpoint:
     """Reads one checkpoint and checks every byte of it."""
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
-        if manifest["format"] != FORMAT:
-            raise UserError(f"checkpoint {path} has format {manifest['format']}, this version reads {FORMAT}")
-        parts = {name: read_checked(path / name) for name in manifest["files"]}
+        if manifest["format"] not in range(1, FORMAT + 1):
+            raise UserError(f"checkpoint {path} has format {manifest['format']}, this version reads 1 to {FORMAT}")
+        parts = {}
         for name, expected in manifest["files"].items():
-            if parts[name][1] != expected["sha256"]:
+            (kind,) = CHECKSUMS.keys() & expected.keys()
+            parts[name] = read_checked(path / name, kind)
+            if parts[name][1] != expected[kind]:
                 raise UserError(f"checkpoint {path} is damaged: {name} does not match its checksum")
         state = json.loads(parts["state.json"][0].numpy().tobytes())
         joined: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}

@@ -27,7 +27,7 @@ from podium.errors import PodiumError, TrainingFailed, UserError, system_reason
 from podium.held import held_tensors
 from podium.optim.optimisers import Optimiser
 from podium.optim.state import row_places, state_tensors
-from podium.tensor_file import write_synced, write_tensors
+from podium.tensor_file import CHECKSUM, write_synced, write_tensors
 from podium.threads import stay_single
 
 _LOOK_S = 0.02  # how often the first stage looks whether another has written its part
@@ -98,7 +98,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
         return _complete(aside, {**_write_tensors(aside, snapshot), **_write_state(aside, snapshot)})
 
 
-Files = dict[str, dict[str, Any]]  # name -> sha256, bytes
+Files = dict[str, dict[str, Any]]  # name -> checksum, bytes
 
 
 def _check_finite(snapshot: Snapshot) -> None:
@@ -158,7 +158,7 @@ def _write_state(aside: Path, snapshot: Snapshot) -> Files:
 
 
 def _described(written: Mapping[str, tuple[str, int]]) -> Files:
-    return {name: {"sha256": sha256, "bytes": size} for name, (sha256, size) in written.items()}
+    return {name: {CHECKSUM: checksum, "bytes": size} for name, (checksum, size) in written.items()}
 
 
 def _complete(aside: Path, files: Files) -> Path:

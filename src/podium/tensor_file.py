@@ -2,19 +2,27 @@
 
 The library's own functions make two copies of everything in memory, and a checksum one more pass; here bytes go from
 the tensors straight to the disk and the digest, without holding Python's lock, so training goes on beside it
-(bench/growth has both).
+(bench/growth has both). What is computed for them is taken from the training: the checksum is one that runs at the
+memory's speed (xxh3, 17 GB/s, where sha256 has 1.4), and files go to the disk without the system's cache in between.
 
     8 bytes: length of the header | header: JSON, name -> {dtype, shape, data_offsets} | the tensors' bytes
 """
 
+import fcntl
 import hashlib
 import json
+import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
+import numpy as np
 import torch
+import xxhash
+from numpy.typing import NDArray
 from torch import Tensor
 
 #: safetensors' names of types
@@ -32,6 +40,11 @@ _NAMES = {
 }
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 _CHUNK_BYTES = 1 << 22
+#: what files are written with, and all that may stand in a manifest
+CHECKSUM = "xxh3_128"
+CHECKSUMS: dict[str, Callable[[], Any]] = {CHECKSUM: xxhash.xxh3_128, "sha256": hashlib.sha256}
+#: past the system's cache: a copy of everything less, and nothing to be written back later on the training's cores
+_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 def file_order(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -42,7 +55,7 @@ def file_order(tensors: Mapping[str, Tensor]) -> list[str]:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], fetched: Iterable[tuple[str, Tensor]] | None = None
 ) -> tuple[str, int]:
-    """Writes tensors of the host and waits until they are on the disk; returns (sha256, bytes).
+    """Writes tensors of the host and waits until they are on the disk; returns (checksum, bytes).
 
     `fetched` gives the values, in `file_order`, where `tensors` say only names, shapes and types: one at a time is in
     memory then.
@@ -63,18 +76,73 @@ def write_tensors(
 
 
 def write_synced(path: Path, parts: Iterable[memoryview]) -> tuple[str, int]:
-    """Writes parts one after the other and waits until they are on the disk; returns (sha256, bytes)."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb", buffering=0) as file:
+    """Writes parts one after the other and waits until they are on the disk; returns (checksum, bytes)."""
+    digest, size = CHECKSUMS[CHECKSUM](), 0
+    with _Sink(path) as sink:
         for part in parts:
             for start in range(0, len(part), _CHUNK_BYTES):  # a chunk stays in the processor's cache for both
                 chunk = part[start : start + _CHUNK_BYTES]
                 digest.update(chunk)
-                while chunk:
-                    chunk = chunk[file.write(chunk) :]
+                sink.write(chunk)
             size += len(part)
-        os.fsync(file.fileno())
+        sink.sync()
     return digest.hexdigest(), size
+
+
+class _Sink:
+    """A new file, written in whole blocks past the system's cache where the file system takes that."""
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        try:
+            self._file = os.open(path, flags | _DIRECT, 0o666)
+            self._direct = bool(_DIRECT)
+        except OSError:  # not there: or something else, which the plain way will say
+            self._file = os.open(path, flags, 0o666)
+            self._direct = False
+        # Begins with a page, as the disk wants it.
+        self._block: NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, _CHUNK_BYTES), np.uint8)
+        self._filled = 0
+
+    def write(self, data: memoryview) -> None:
+        while data:
+            taken = min(len(data), _CHUNK_BYTES - self._filled)
+            self._block[self._filled : self._filled + taken] = np.frombuffer(data[:taken], np.uint8)
+            self._filled += taken
+            data = data[taken:]
+            if self._filled == _CHUNK_BYTES:
+                self._flush()
+
+    def sync(self) -> None:
+        """Everything written so far is on the disk when this returns; nothing may be written after it."""
+        self._through_the_cache()  # the rest is no whole block
+        self._flush()
+        os.fsync(self._file)
+
+    def _flush(self) -> None:
+        done = 0
+        while done < self._filled:
+            try:
+                done += os.write(self._file, self._block[done : self._filled].data)
+            except OSError:
+                if not self._direct:
+                    raise
+            if done < self._filled:  # refused, or what is left does not lie as the disk wants it
+                self._through_the_cache()
+        self._filled = 0
+
+    def _through_the_cache(self) -> None:
+        if self._direct:
+            fcntl.fcntl(self._file, fcntl.F_SETFL, fcntl.fcntl(self._file, fcntl.F_GETFL) & ~_DIRECT)
+            self._direct = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._file)
 
 
 def tensors_in(data: Tensor) -> dict[str, Tensor]:
@@ -99,10 +167,10 @@ def tensors_in(data: Tensor) -> dict[str, Tensor]:
     return tensors
 
 
-def read_checked(path: Path) -> tuple[Tensor, str]:
-    """(all bytes, their sha256)."""
+def read_checked(path: Path, checksum: str = CHECKSUM) -> tuple[Tensor, str]:
+    """(all bytes, their checksum)."""
     data = torch.empty(path.stat().st_size, dtype=torch.uint8)
-    digest, view = hashlib.sha256(), data.numpy().data
+    digest, view = CHECKSUMS[checksum](), data.numpy().data
     with path.open("rb", buffering=0) as file:
         for start in range(0, len(view), _CHUNK_BYTES):
             chunk = view[start : start + _CHUNK_BYTES]

@@ -350,10 +350,9 @@ def _save(saver: Saver, prepared: Prepared, progress: Progress, clock: Clock, en
         return
     with clock.phase("checkpoint"), prepared.whole_model() as model:
         # The last update's loss was that of the weights before it: these ones are tried once, for they may replace
-        # the last good checkpoint.
-        micro_batch = prepared.recipe.batch.micro_batch
+        # the last good checkpoint. On one sample: what overflows does so for any.
         if prepared.peers.index == 0:
-            _evaluated(prepared, model, progress.update, micro_batch, micro_batch, together=False)
+            _evaluated(prepared, model, progress.update, micro_batch=1, max_samples=1, together=False)
         state = {
             "recipe_sha256": prepared.recipe.sha256(),
             "schedule": prepared.schedule.state(),

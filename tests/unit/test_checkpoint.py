@@ -3,11 +3,13 @@
 import errno
 import hashlib
 import json
+import os
 import pickle
 
 import pytest
 import safetensors.torch
 import torch
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -169,15 +171,59 @@ def test_files_of_tensors_are_those_of_the_safetensors_library(tmp_path):
         "name with ünïcode / and spaces": torch.randn(3, 4),
         "big": torch.randn(3, 1 << 20),
     }
-    sha256, size = tensor_file.write_tensors(tmp_path / "ours", tensors)
+    checksum, size = tensor_file.write_tensors(tmp_path / "ours", tensors)
     data = (tmp_path / "ours").read_bytes()
-    assert (hashlib.sha256(data).hexdigest(), len(data)) == (sha256, size)
+    assert (xxhash.xxh3_128(data).hexdigest(), len(data)) == (checksum, size)
     theirs = safetensors.torch.load_file(tmp_path / "ours")
     safetensors.torch.save_file(tensors, tmp_path / "theirs")
     ours = tensor_file.tensors_in(tensor_file.read_checked(tmp_path / "theirs")[0])
     for found in (theirs, ours):
         assert found.keys() == tensors.keys()
         assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_file_systems_that_insist_on_their_cache_get_the_same_bytes(tmp_path, monkeypatch):
+    tensors = {"big": torch.randn(3, 1 << 20), "odd": torch.randn(7)}
+    expected = tensor_file.write_tensors(tmp_path / "expected", tensors)
+    real_open, real_write = os.open, os.write
+
+    def refusing(path, flags, *mode):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_open(path, flags, *mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refusing)
+        assert tensor_file.write_tensors(tmp_path / "at opening", tensors) == expected
+    writes = []
+
+    def once(file, data):  # the first block refused, then half of it taken
+        writes.append(len(data))
+        if len(writes) == 1:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_write(file, data[: len(data) // 2] if len(writes) == 2 else data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", once)
+        assert tensor_file.write_tensors(tmp_path / "at writing", tensors) == expected
+    for name in ("at opening", "at writing"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "expected").read_bytes()
+
+
+def test_checkpoints_of_the_first_format_are_read(tmp_path):
+    model, optimiser = trained()
+    path = saving.save(tmp_path, 1, model, optimiser, {})
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["format"] = 1
+    for name, entry in manifest["files"].items():
+        del entry[tensor_file.CHECKSUM]
+        entry["sha256"] = hashlib.sha256((path / name).read_bytes()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert checkpoint.load(path).update == 1
+    manifest["files"]["model.safetensors"]["sha256"] = "0" * 64
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"model\.safetensors does not match its checksum"):
+        checkpoint.load(path)
 
 
 @given(st.binary(max_size=200))

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from podium.engine import transformers, winograd
-from podium.engine.conditions import has_hooks, leave_to_torch
+from podium.engine import transformers, volumes, winograd
+from podium.engine.conditions import has_hooks, is_foreign, leave_to_torch
 from podium.engine.conv_pool import ConvPool, window_of
 from podium.engine.norm_relu import NormRelu, fits
 from podium.layers.residual import ResidualBlock
@@ -39,7 +39,7 @@ def resolve_layout(choice: Literal["auto"] | Layout, device: torch.device) -> La
 
 
 def apply_layout(model: nn.Module, layout: Layout) -> None:
-    """Puts the convolutions of `model` (1-D and 2-D) and their pools on a memory layout; transformers' layers, which
+    """Puts the convolutions of `model` and their pools on a memory layout; transformers' layers, which
     have but one, become faster with the same choice. Others stay as they are."""
     if layout == "default":
         return
@@ -52,6 +52,8 @@ def apply_layout(model: nn.Module, layout: Layout) -> None:
         module.__class__ = faster
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             module.weight.data = _channels_innermost(module.weight.data)
+        elif isinstance(module, nn.Conv3d | nn.ConvTranspose3d) and _is_halving(module):
+            module.weight.data = volumes.kernel_outermost(module.weight.data)
 
 
 def _channels_innermost(weight: Tensor) -> Tensor:
@@ -194,6 +196,34 @@ class _MaxPool1d(nn.MaxPool1d):
         return pooled.squeeze(2)
 
 
+class _Conv3d(nn.Conv3d):
+    def forward(self, input: Tensor) -> Tensor:
+        if not _goes_by_products(self, input) or min(input.shape[2:]) < 2:
+            return super().forward(input)
+        result: Tensor = volumes.Halving.apply(input, self.weight, self.bias)
+        return result
+
+
+class _ConvTranspose3d(nn.ConvTranspose3d):
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if not _goes_by_products(self, input) or output_size is not None:
+            return super().forward(input, output_size)
+        size = tuple(2 * axis + more for axis, more in zip(input.shape[2:], self.output_padding, strict=True))
+        result: Tensor = volumes.Doubling.apply(input, self.weight, self.bias, size)
+        return result
+
+
+def _is_halving(conv: nn.Conv3d | nn.ConvTranspose3d) -> bool:
+    plain = conv.groups == 1 and set(conv.dilation) == {1} and conv.padding_mode == "zeros"
+    return plain and (conv.kernel_size, conv.stride, conv.padding) == (volumes.KERNEL, volumes.STRIDE, volumes.PADDING)
+
+
+def _goes_by_products(conv: nn.Conv3d | nn.ConvTranspose3d, input: Tensor) -> bool:
+    if not _is_halving(conv) or is_foreign(input) or is_foreign(conv.weight):
+        return False
+    return input.dim() == 5 and input.shape[1] == conv.in_channels and input.numel() > 0
+
+
 class _Sequential(nn.Sequential):
     """Runs modules that follow one another as one operator, where it can: a convolution, its pool and a ReLU; a batch
     norm and a ReLU."""
@@ -322,6 +352,8 @@ def _single(value: int | tuple[int, ...]) -> tuple[int]:
 _FASTER: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: _Conv1d,
     nn.Conv2d: _Conv2d,
+    nn.Conv3d: _Conv3d,
+    nn.ConvTranspose3d: _ConvTranspose3d,
     nn.MaxPool1d: _MaxPool1d,
     nn.Sequential: _Sequential,
     ResidualBlock: _ResidualBlock,
