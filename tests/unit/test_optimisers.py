@@ -14,12 +14,12 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from podium.errors import UserError
+from podium.optim.kernels import norms_of
 from podium.optim.optimisers import (
     Optimiser,
     OptimSection,
     build_optimiser,
     clip_divisor,
-    norms_of,
     step,
 )
 from podium.optim.state import load_state_tensors, state_tensors

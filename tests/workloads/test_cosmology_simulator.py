@@ -1,7 +1,5 @@
 """The cosmology simulator: gravity against linear theory, gas that follows it, reproducible files that appear whole."""
 
-import hashlib
-
 import h5py
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import torch
 
 from podium.errors import UserError
 from podium.workloads.cosmology import baryons, scales, simulate
+from podium.workloads.cosmology import mesh as mesh_module
 from podium.workloads.cosmology.gravity import displaced, evolve, initial
 from podium.workloads.cosmology.linear import Cosmology
 from podium.workloads.cosmology.make import CosmologyMake
@@ -18,10 +17,6 @@ from podium.workloads.cosmology.power import power_spectrum
 
 COSMOLOGY = Cosmology()
 SEED = 5
-
-
-def sha256(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def read(path):
@@ -81,14 +76,15 @@ def test_power_spectrum_of_a_wave_is_in_its_shell_alone():
     # Variance of the wave = sum over modes of P/V.
     np.testing.assert_allclose(power[2] * num_modes[2] / box_mpc**3, amplitude**2 / 2, rtol=1e-5)
     assert np.delete(power, 2).max() < 1e-9 * power[2]
-    np.testing.assert_allclose(k, 2 * np.pi / box_mpc * np.arange(1, 9), rtol=0.08)
-    assert num_modes[0] == 18  # 6 + 12 of length 1 and √2, which rounds to 1
+    assert num_modes[0] == 18  # of length 1 and, rounded to it, √2
+    np.testing.assert_allclose(k[0], 2 * np.pi / box_mpc * (6 + 12 * np.sqrt(2)) / 18)
+    np.testing.assert_allclose(k[2:], 2 * np.pi / box_mpc * np.arange(3, 9), rtol=0.05)
 
 
 # --------------------------------------------------------------------------------------------------- gravity
 
 
-def plane_wave(axis, size=32, amplitude=0.02, a=0.02):
+def plane_wave(axis, size=16, amplitude=0.02, a=0.02):
     """Particles of a density wave of the growing mode along one axis, and its phase on the mesh."""
     potential = Mesh(size)
     phase = 2 * np.pi * np.arange(size) / size
@@ -100,20 +96,20 @@ def plane_wave(axis, size=32, amplitude=0.02, a=0.02):
 
 
 def amplitude_of(particles, axis):
-    mesh = Mesh(len(particles.displacement[0]))
-    deposit(particles.displacement, mesh)
-    return 2 * abs(np.fft.rfft(mesh.real.mean(axis=tuple({0, 1, 2} - {axis})))[1]) / mesh.size
+    """Of the displacement along the axis: in one dimension proportional to the growing mode until streams cross."""
+    line = particles.displacement[axis].mean(axis=tuple({0, 1, 2} - {axis}))
+    return 2 * abs(np.fft.rfft(line)[1]) / len(line)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_a_plane_wave_grows_as_linear_theory_says_and_moves_along_its_axis_alone(axis):
     particles, phase = plane_wave(axis)
     before = amplitude_of(particles, axis)
-    assert before == pytest.approx(0.02, rel=0.01)
+    assert before == pytest.approx(0.02 / (2 * np.pi / 16), rel=1e-4)
     evolve(COSMOLOGY, particles, 0.08, num_steps=16)
     growth = COSMOLOGY.growth(0.08) / COSMOLOGY.growth(0.02)
-    # The mesh weakens forces by k²/4 (k in radians per cell): 1 % for this wave of 32 cells, less than that in growth.
-    assert amplitude_of(particles, axis) / before == pytest.approx(growth, rel=0.02)
+    # Differences weaken forces by k²/12, k in radians per cell: 1 % for this wave of 16 cells, and less in growth.
+    assert amplitude_of(particles, axis) / before == pytest.approx(growth, rel=0.015)
     speeds = [np.abs(component).max() for component in particles.momentum]
     assert all(speeds[other] < 1e-3 * speeds[axis] for other in {0, 1, 2} - {axis})
     # It falls towards the crest at 0: away from it on its far side.
@@ -123,8 +119,8 @@ def test_a_plane_wave_grows_as_linear_theory_says_and_moves_along_its_axis_alone
 
 def test_finer_steps_change_little():
     coarse, fine = (plane_wave(0, size=16, amplitude=0.05)[0] for _ in range(2))
-    evolve(COSMOLOGY, coarse, 0.25, num_steps=24)
-    evolve(COSMOLOGY, fine, 0.25, num_steps=96)
+    evolve(COSMOLOGY, coarse, 0.25, num_steps=16)
+    evolve(COSMOLOGY, fine, 0.25, num_steps=48)
     difference = np.abs(coarse.displacement[0] - fine.displacement[0]).max()
     assert difference < 0.01 * np.abs(fine.displacement[0]).max()
 
@@ -185,13 +181,17 @@ def test_clouds_lie_where_their_particles_are():
 
 def test_density_follows_the_linear_spectrum_on_large_scales(large):
     nbody, _, attributes = large
-    k, power, num_modes = power_spectrum(scales.to_density(nbody[0]), attributes["box_mpc_per_h"])
-    shells = slice(0, 5)
-    ratio = power[shells] / COSMOLOGY.power(k[shells], 0.25)
-    # Chance (few modes in a box), and up to 10 % for the mesh and the beginning of what is not linear.
-    assert (np.abs(ratio - 1) < 4 * np.sqrt(2 / num_modes[shells]) + 0.1).all(), ratio
-    weighted = np.average(ratio, weights=num_modes[shells])
-    assert weighted == pytest.approx(1, abs=0.12)
+    box_mpc = attributes["box_mpc_per_h"]
+    k, power, num_modes = power_spectrum(scales.to_density(nbody[0]), box_mpc)
+    shells = slice(0, 3)  # down to waves of 10 cells: the mesh blurs shorter ones
+    chance = np.sqrt(2 / num_modes[shells])
+    assert (np.abs(power[shells] / COSMOLOGY.power(k[shells], 0.25) - 1) < 3 * chance + 0.1).all()
+    # Without chance: against the same waves as they began.
+    mesh = Mesh(32)
+    deposit(initial(COSMOLOGY, 32, box_mpc / 32, seed=SEED).displacement, mesh)
+    _, began, _ = power_spectrum(mesh.real, box_mpc)
+    growth = np.sqrt(power[shells] / began[shells]) / (COSMOLOGY.growth(0.25) / COSMOLOGY.growth(0.02))
+    np.testing.assert_allclose(growth, 1, atol=0.05)
 
 
 def test_mean_densities_are_one_and_velocities_average_to_zero(box):
@@ -251,8 +251,9 @@ def test_velocity_channels_are_along_their_axes(large):
         smooth(wide, 1.0)
         divergence = sum(np.roll(velocity[i], -1, i) - np.roll(velocity[i], 1, i) for i in range(3))
         exchanged = sum(np.roll(velocity[i], -1, 2 - i) - np.roll(velocity[i], 1, 2 - i) for i in range(3))
-        assert np.corrcoef(divergence.ravel(), wide.real.ravel())[0, 1] < -0.9
-        assert np.corrcoef(exchanged.ravel(), wide.real.ravel())[0, 1] > -0.6
+        true, false = (np.corrcoef(field.ravel(), wide.real.ravel())[0, 1] for field in (divergence, exchanged))
+        assert true < -0.8
+        assert false > -0.5
 
 
 def test_velocities_are_in_km_per_second(large):
@@ -308,11 +309,11 @@ def test_file_has_the_published_layout_and_says_how_it_was_made(box):
     assert attributes["velocity_scale_km_s"] == scales.VELOCITY_SCALE_KM_S
 
 
-@pytest.mark.parametrize("threads", [2, 3])
-def test_same_seed_gives_the_same_file_whatever_the_number_of_threads(tmp_path, threads):
-    for count in (1, threads):
+def test_same_seed_gives_the_same_file_whatever_the_number_of_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(mesh_module, "_BLOCK_CELLS", 1024)  # several blocks for each thread, as large boxes have
+    for count in (1, 2, 3):
         simulate.make_box(tmp_path / f"{count}.h5", 16, seed=SEED, threads=count)
-    assert sha256(tmp_path / "1.h5") == sha256(tmp_path / f"{threads}.h5")
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
 
 
 def test_another_seed_gives_another_box(tmp_path):
@@ -334,15 +335,14 @@ def test_data_set_has_three_boxes_of_their_own_seeds_and_the_same_cells(tmp_path
     assert "24³ cells" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("stop_at", [0.01, 0.95])
-def test_an_interruption_leaves_nothing_behind_and_the_old_files_alone(tmp_path, stop_at):
+def test_an_interruption_leaves_nothing_behind_and_the_old_files_alone(tmp_path):
     before = simulate.make_dataset(tmp_path, 16, seed=1, valid_size=16)
     content = [path.read_bytes() for path in before.paths]
     seen = []
 
     def stop(done):
         seen.append(done)
-        if done > stop_at:
+        if done > 0.95:  # two boxes are whole by then, and the third is being written
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -38,7 +38,8 @@ from podium.engine.span import SideBySide, check_span, largest_span
 from podium.engine.spread import SpreadModel, SpreadSums
 from podium.engine.trap import Trap
 from podium.errors import UserError
-from podium.optim.optimisers import Optimiser, clip_divisor, norms_of, step
+from podium.optim.kernels import norms_of
+from podium.optim.optimisers import Optimiser, clip_divisor, step
 from podium.optim.rounding import StochasticRounding
 from podium.schema import Section
 from podium.workloads.base import Loss, Workload

@@ -1,4 +1,5 @@
-"""Weight updates. Owns the `optim` section, the optimisers and gradient clipping. `state.py` has what is saved of them.
+"""Weight updates. Owns the `optim` section, the optimisers and gradient clipping. `kernels.py` has their arithmetic,
+`state.py` what is saved of them.
 
 `engine/update.py` hands over *sums* of gradients and one divisor.
 Nothing here waits for the device.
@@ -22,6 +23,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from podium.errors import UserError
+from podium.optim.kernels import COUNTING_STEPS, KERNELS, in_single
 from podium.optim.rounding import StochasticRounding
 from podium.optim.scaling import Scale, contradiction
 from podium.schema import Section
@@ -113,7 +115,7 @@ class Optimiser:
         self.names = names
         #: (first row, rows in all) of parameters by name of which this instance has some rows alone
         self.rows: dict[str, tuple[int, int]] = {}
-        self.kernel, starts = _KERNELS[section.name]
+        self.kernel, starts = KERNELS[section.name]
         options = {key: section.value(key) for key in _KEYS[section.name] if key != "weight_decay"}
         options = {"momentum": 0.0, "nesterov": self.name == "nesterov", "decoupled": self.name == "adamw", **options}
         self.slots = [slot for slot in starts if slot != "momentum_buffer" or options["momentum"]]
@@ -124,7 +126,7 @@ class Optimiser:
         self.num_steps: dict[torch.device, Tensor] = {}
         for group in self.param_groups:
             device = group["params"][0].device
-            if self.kernel in (_fused_adam, _lamb):
+            if self.kernel in COUNTING_STEPS:
                 self.num_steps.setdefault(device, torch.zeros((), device=device))
             for param in group["params"]:
                 if names[param] in held:
@@ -220,7 +222,7 @@ def step(
             scale = divisor if divisor.device == device else divisor.to(device, non_blocking=True)
             kernel = optimiser.kernel
             if params[0].dtype.itemsize < 4:
-                kernel = partial(_in_single, kernel, rounding, [optimiser.names[param] for param in params])
+                kernel = partial(in_single, kernel, rounding, [optimiser.names[param] for param in params])
             kernel(group, params, grads, slots, scale, optimiser.num_steps.get(device))
 
 
@@ -235,223 +237,3 @@ def clip_divisor(
     """
     norm = of_all(torch.linalg.vector_norm(norms)) / count
     return ((norm + 1e-6) / max_norm).clamp(min=1.0).float() * count, norm
-
-
-# Kernels: one step of one group. `scale` divides the gradients; `slots` are lists like `params`, in the table's order.
-
-Group = dict[str, Any]
-Tensors = list[Tensor]
-
-
-def _in_single(
-    kernel: Callable[..., None],
-    rounding: StochasticRounding | None,
-    names: list[str],
-    group: Group,
-    params: Tensors,
-    grads: Tensors,
-    slots: list[Tensors],
-    scale: Tensor,
-    num_steps: Tensor | None,
-) -> None:
-    """The step of another kernel, on copies in single precision."""
-    wide, *wide_slots = ([tensor.float() for tensor in tensors] for tensors in (params, *slots))
-    kernel(group, wide, [grad.float() for grad in grads], wide_slots, scale, num_steps)
-    for number, (targets, values) in enumerate(zip((params, *slots), (wide, *wide_slots), strict=True)):
-        for target, value, name in zip(targets, values, names, strict=True):
-            if rounding is None:
-                target.copy_(value)
-            else:
-                rounding.into(target, value, f"{number}/{name}")
-
-
-def _aligned(params: Tensors, grads: Tensors) -> Tensors:
-    """Gradients in the memory layout of their parameters.
-
-    The fused CPU kernels walk through all tensors with one index, and mix up elements without a word where layouts
-    differ, as those of a channels-last weight and a view of a flat gradient buffer may.
-    """
-    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        if grad.stride() != param.stride():
-            grads[i] = torch.empty_like(param, requires_grad=False).copy_(grad)
-    return grads
-
-
-def _in_memory_order(params: Tensors, grads: Tensors, slots: list[Tensors]) -> tuple[Tensors, Tensors, list[Tensors]]:
-    """The same tensors for kernels that treat each element alike, their axes in the order of memory: torch's fused ones
-    copy others to and fro (17 million weights of a convolution of volumes, two cores: 12 ms, not 68)."""
-    grads = _aligned(params, grads)
-    if all(param.is_contiguous() for param in params):
-        return params, grads, slots
-    orders = [sorted(range(param.dim()), key=param.stride, reverse=True) for param in params]
-
-    def turned(tensors: Tensors) -> Tensors:
-        return [tensor.permute(order) for tensor, order in zip(tensors, orders, strict=True)]
-
-    return turned(params), turned(grads), [turned(tensors) for tensors in slots]
-
-
-def _fused_sgd(
-    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
-) -> None:
-    params, grads, slots = _in_memory_order(params, grads, slots)
-    torch._fused_sgd_(
-        params,
-        grads,
-        slots[0] if slots else [],
-        weight_decay=group["weight_decay"],
-        momentum=group["momentum"],
-        lr=group["lr"],
-        dampening=0.0,
-        nesterov=group["nesterov"],
-        maximize=False,
-        is_first_step=False,  # buffers begin as zeros, which comes to the same
-        grad_scale=scale,
-        found_inf=None,
-    )
-
-
-def _fused_adam(
-    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
-) -> None:
-    assert num_steps is not None
-    kernel = torch._fused_adamw_ if group["decoupled"] else torch._fused_adam_
-    params, grads, slots = _in_memory_order(params, grads, slots)
-    kernel(
-        params,
-        grads,
-        slots[0],
-        slots[1],
-        [],
-        [num_steps] * len(params),
-        amsgrad=False,
-        lr=group["lr"],
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=False,
-        grad_scale=scale,
-        found_inf=None,
-    )
-
-
-def _mean_squares(group: Group, params: Tensors, grads: Tensors, squares: Tensors, scale: Tensor) -> None:
-    """What both forms of RMSprop begin with: squares <- decay · squares + (1 - decay) · gradient²."""
-    torch._foreach_div_(grads, scale)
-    if group["weight_decay"]:
-        torch._foreach_add_(grads, params, alpha=group["weight_decay"])
-    torch._foreach_mul_(squares, group["decay"])
-    torch._foreach_addcmul_(squares, grads, grads, 1 - group["decay"])
-
-
-def _rmsprop(
-    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
-) -> None:
-    """buffer <- momentum · buffer + gradient / (√squares + eps);  param <- param - lr · buffer"""
-    _mean_squares(group, params, grads, slots[0], scale)
-    roots = torch._foreach_sqrt(slots[0])
-    torch._foreach_add_(roots, group["eps"])
-    if len(slots) > 1:
-        torch._foreach_mul_(slots[1], group["momentum"])
-        torch._foreach_addcdiv_(slots[1], grads, roots)
-        torch._foreach_add_(params, slots[1], alpha=-group["lr"])
-    else:
-        torch._foreach_addcdiv_(params, grads, roots, -group["lr"])
-
-
-def _rmsprop_tf(
-    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
-) -> None:
-    """buffer <- momentum · buffer + lr · gradient / √(squares + eps);  param <- param - buffer
-
-    Apart from where eps and lr stand, squares begin as ones, which keeps the first steps small.
-    """
-    _mean_squares(group, params, grads, slots[0], scale)
-    roots = torch._foreach_add(slots[0], group["eps"])
-    torch._foreach_sqrt_(roots)
-    if len(slots) > 1:
-        torch._foreach_mul_(slots[1], group["momentum"])
-        torch._foreach_addcdiv_(slots[1], grads, roots, group["lr"])
-        torch._foreach_sub_(params, slots[1])
-    else:
-        torch._foreach_addcdiv_(params, grads, roots, -group["lr"])
-
-
-def _lars(
-    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
-) -> None:
-    """buffer <- momentum · buffer + lr · trust · (gradient + weight_decay · param);  param <- param - buffer
-
-    trust = eeta · ‖param‖ / (‖gradient‖ + weight_decay · ‖param‖ + eps) for each tensor (You, Gitman, Ginsburg 2017).
-    """
-    grads = _aligned(params, grads)
-    scale = scale.to(params[0].dtype)
-    if group["adapt"]:
-        weight_decay = group["weight_decay"]
-        of_params, of_grads = norms_of(params), norms_of(grads) / scale
-        trust = group["eeta"] * of_params / (of_grads + weight_decay * of_params + group["eps"])
-        factors = _or_one(trust, of_params, of_grads) * (group["lr"] / scale)
-        if weight_decay:
-            torch._foreach_addcmul_(grads, params, [weight_decay * scale] * len(params))
-        torch._foreach_mul_(grads, factors.unbind())
-    else:
-        torch._foreach_mul_(grads, group["lr"] / scale)
-    params, grads, slots = _in_memory_order(params, grads, slots)
-    torch._fused_sgd_(
-        params,
-        grads,
-        slots[0] if slots else [],
-        weight_decay=0.0,
-        momentum=group["momentum"],
-        lr=1.0,
-        dampening=0.0,
-        nesterov=False,
-        maximize=False,
-        is_first_step=False,
-    )
-
-
-def _lamb(
-    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
-) -> None:
-    """update = Adam's update at rate 1 + weight_decay · param;  param <- param - lr · trust · update
-
-    trust = ‖param‖ / ‖update‖ for each tensor (You et al. 2020).
-    """
-    assert num_steps is not None
-    if not group["bias_correction"]:
-        num_steps = torch.full_like(num_steps, math.inf)  # Adam divides by 1 - beta^steps, which is 1 then
-    if not group["adapt"]:
-        _fused_adam(group, params, grads, slots, scale, num_steps)
-        return
-    # Adam subtracts from what it is given: here that becomes the update with its sign turned round
-    updates = list(torch._foreach_mul(params, -group["weight_decay"]))
-    _fused_adam({**group, "lr": 1.0, "weight_decay": 0.0}, updates, grads, slots, scale, num_steps)
-    of_params, of_updates = norms_of(params), norms_of(updates)
-    factors = _or_one(of_params / of_updates, of_params, of_updates) * group["lr"]
-    torch._foreach_addcmul_(params, updates, factors.unbind())
-
-
-def norms_of(tensors: Tensors) -> Tensor:
-    """The norm of each tensor, (tensors,), on their device."""
-    return torch.stack(torch._foreach_norm(tensors))
-
-
-def _or_one(ratios: Tensor, *norms: Tensor) -> Tensor:
-    """The ratios; 1 where one of the norms is 0."""
-    return torch.where(torch.stack(norms).amin(0) > 0, ratios, 1.0)
-
-
-#: optimiser -> its kernel, and what it remembers for each parameter with the value that begins as
-_KERNELS: dict[str, tuple[Callable[..., None], dict[str, float]]] = {
-    "sgd": (_fused_sgd, {}),
-    "momentum": (_fused_sgd, {"momentum_buffer": 0.0}),
-    "nesterov": (_fused_sgd, {"momentum_buffer": 0.0}),
-    "rmsprop": (_rmsprop, {"square_avg": 0.0, "momentum_buffer": 0.0}),
-    "rmsprop_tf": (_rmsprop_tf, {"square_avg": 1.0, "momentum_buffer": 0.0}),
-    "adam": (_fused_adam, {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
-    "adamw": (_fused_adam, {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
-    "lars": (_lars, {"momentum_buffer": 0.0}),
-    "lamb": (_lamb, {"exp_avg": 0.0, "exp_avg_sq": 0.0}),
-}

@@ -50,7 +50,7 @@ def initial(
     # White noise has power 1 per mode and cell: ⟨|δₖ|²⟩ = P N⁶/V in the transform's own units.
     growth, cell_volume = cosmology.growth(a), cell_mpc**3
 
-    def linear(kx: float, ky: NDArray, kz: NDArray) -> NDArray:
+    def linear(kx: NDArray, ky: NDArray, kz: NDArray) -> NDArray:
         k = np.sqrt(kx**2 + ky**2 + kz**2) / cell_mpc
         return growth * np.sqrt(cosmology.power(k) / cell_volume) * inverse_laplacian(kx, ky, kz)
 
@@ -119,10 +119,13 @@ def _to_potential(cosmology: Cosmology, particles: Particles, mesh: Mesh) -> Non
     mesh.to_modes()
     strength = 1.5 * cosmology.omega_matter
 
-    def solve(kx: float, ky: NDArray, kz: NDArray) -> NDArray:
-        # The Laplacian of differences between neighbours, which goes with the gradient of differences.
-        squared = 2 * (3 - math.cos(kx) - np.cos(ky) - np.cos(kz))
-        return np.divide(-strength, squared, out=np.zeros_like(squared), where=squared > 1e-12).astype(np.float32)
+    def solve(kx: NDArray, ky: NDArray, kz: NDArray) -> NDArray:
+        # The Laplacian of differences between neighbours, which goes with the gradient of differences; and divided by
+        # the square of the cloud's transform, which weakens what is deposited and what is interpolated.
+        sines = [np.square(np.sin(k / 2)) for k in (kx, ky, kz)]
+        window_x, window_y, window_z = (1 - 2 / 3 * sine for sine in sines)
+        weakened = 4 * (sines[0] + sines[1] + sines[2]) * (window_x * window_y * window_z)
+        return np.divide(-strength, weakened, out=np.zeros_like(weakened), where=weakened > 0).astype(np.float32)
 
     mesh.multiply(solve)
     mesh.to_real()
@@ -148,8 +151,8 @@ def _derive(source: Mesh, out: Mesh, *axes: int) -> None:
     """Derivative along each of `axes` in turn of the field with the modes of `source`, in real space."""
     out.copy_from(source)
 
-    def factor(kx: float, ky: NDArray, kz: NDArray) -> NDArray:
-        k = (np.asarray(kx), ky, kz)
+    def factor(kx: NDArray, ky: NDArray, kz: NDArray) -> NDArray:
+        k = (kx, ky, kz)
         if len(axes) == 2 and axes[0] == axes[1]:
             return -np.square(k[axes[0]])
         product = np.asarray(1.0 + 0.0j)

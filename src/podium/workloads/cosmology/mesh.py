@@ -77,16 +77,15 @@ class Mesh:
 
         on_cores(blocks, num_blocks, self.threads)
 
-    def multiply(self, factor: Callable[[float, NDArray, NDArray], NDArray]) -> None:
-        """Multiplies the modes by `factor(kx, ky, kz)`, called plane by plane, with k in radians per cell."""
-        modes, full, half = self.modes, wave_numbers(self.size), wave_numbers(self.size)[: self.size // 2 + 1]
-        half = np.abs(half)
+    def multiply(self, factor: Callable[[NDArray, NDArray, NDArray], NDArray]) -> None:
+        """Multiplies the modes by `factor(kx, ky, kz)`, called block by block, with k in radians per cell."""
+        modes, full = self.modes, wave_numbers(self.size)
+        half = np.abs(full[: self.size // 2 + 1])
 
-        def planes(start: int, stop: int) -> None:
-            for x in range(start, stop):
-                modes[x] *= factor(float(full[x]), full[:, None], half[None, :])
+        def planes(part: slice) -> None:
+            modes[part] *= factor(full[part, None, None], full[None, :, None], half[None, None, :])
 
-        on_cores(planes, self.size, self.threads)
+        self._in_blocks(planes)
 
     def copy_from(self, other: "Mesh") -> None:
         self._buffer[...] = other._buffer
@@ -106,12 +105,12 @@ def wave_numbers(size: int) -> NDArray:
     return 2 * np.pi * np.fft.fftfreq(size)
 
 
-def derivative_numbers(k: NDArray | float) -> NDArray:
+def derivative_numbers(k: NDArray) -> NDArray:
     """k without the shortest wave, which has no slope at any cell: its derivative must not become imaginary."""
     return np.where(np.abs(k) > math.pi * (1 - 1e-9), 0.0, k)
 
 
-def inverse_laplacian(kx: float, ky: NDArray, kz: NDArray) -> NDArray:
+def inverse_laplacian(kx: NDArray, ky: NDArray, kz: NDArray) -> NDArray:
     """-1/k², and 0 for the mean."""
     squared = kx**2 + ky**2 + kz**2
     return np.divide(-1.0, squared, out=np.zeros_like(squared), where=squared > 0)
@@ -124,7 +123,7 @@ def smooth(mesh: Mesh, width: float) -> None:
     a cut-off Gaussian it is positive everywhere, so that densities stay positive beside the highest peaks.
     """
     mesh.to_modes()
-    mesh.multiply(lambda kx, ky, kz: np.exp(-(width**2) * (3 - math.cos(kx) - np.cos(ky) - np.cos(kz))))
+    mesh.multiply(lambda kx, ky, kz: np.exp(-(width**2) * (3 - np.cos(kx) - np.cos(ky) - np.cos(kz))))
     mesh.to_real()
 
 
