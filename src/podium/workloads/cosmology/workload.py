@@ -21,7 +21,7 @@ class Workload:
     ModelSection: ClassVar[type[Section]] = CosmologyModel
     DataSection: ClassVar[type[Section]] = CosmologyData
     MakeSection: ClassVar[type[Section]] = CosmologyMake
-    target = Target("valid/loss", 0.02)
+    target = Target("valid/loss", 0.006)
 
     def __init__(self, model: CosmologyModel, data: CosmologyData) -> None:
         self._model = model
