@@ -62,7 +62,9 @@ def faster(module: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", ["halving", "doubling"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case.endswith("tiles") else []) for case in CASES]
+)
 def test_results_are_as_exact_as_torchs(case: str, kind: str, threads: int) -> None:
     module, image = build(case, kind)
     of_torch = run(module, image)

@@ -135,7 +135,7 @@ def test_the_loss_is_the_l1_of_every_sample_summed(lambda_rho, one_thread):
     for training in (True, False):
         loss = workload.loss(model.train(training), batch)
         assert loss.count == 3
-        assert float(loss.sum) == pytest.approx(expected, rel=1e-5)
+        assert loss.sum.item() == pytest.approx(expected, rel=1e-5)
     parts = [
         workload.loss(model, {name: rows[part] for name, rows in batch.items()}) for part in (slice(1), slice(1, 3))
     ]
@@ -319,7 +319,7 @@ def test_losses_of_the_table_are_those_of_training(one_thread):
     model, batch = workload.build_model().eval(), fields(2)
     loss = workload.loss(model, batch)
     output = model(batch["nbody"]).detach().numpy()
-    assert predict.losses(batch["hydro"].numpy(), output, 0.1)["loss"] == pytest.approx(float(loss.sum) / 2, rel=1e-5)
+    assert predict.losses(batch["hydro"].numpy(), output, 0.1)["loss"] == pytest.approx(loss.sum.item() / 2, rel=1e-5)
 
 
 def test_correlations_are_pearsons():

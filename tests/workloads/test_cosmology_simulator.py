@@ -40,6 +40,12 @@ def large(tmp_path_factory):
     return read(path)
 
 
+@pytest.fixture
+def few_steps(monkeypatch):
+    """For what is true of a file whatever is in it."""
+    monkeypatch.setattr(simulate, "NUM_STEPS", 6)
+
+
 # ----------------------------------------------------------------------------------------------- linear theory
 
 
@@ -108,8 +114,7 @@ def test_a_plane_wave_grows_as_linear_theory_says_and_moves_along_its_axis_alone
     assert before == pytest.approx(0.02 / (2 * np.pi / 16), rel=1e-4)
     evolve(COSMOLOGY, particles, 0.08, num_steps=16)
     growth = COSMOLOGY.growth(0.08) / COSMOLOGY.growth(0.02)
-    # Differences weaken forces by k²/12, k in radians per cell: 1 % for this wave of 16 cells, and less in growth.
-    assert amplitude_of(particles, axis) / before == pytest.approx(growth, rel=0.015)
+    assert amplitude_of(particles, axis) / before == pytest.approx(growth, rel=0.01)
     speeds = [np.abs(component).max() for component in particles.momentum]
     assert all(speeds[other] < 1e-3 * speeds[axis] for other in {0, 1, 2} - {axis})
     # It falls towards the crest at 0: away from it on its far side.
@@ -170,9 +175,9 @@ def test_clouds_lie_where_their_particles_are():
     deposit_sheet(displacement, values, mesh)
     centre = [np.angle(np.fft.fftn(mesh.real)[tuple(np.eye(3, dtype=int)[axis])]) for axis in range(3)]
     place = [-angle * size / (2 * np.pi) % size for angle in centre]
-    # Interpolated between lattice sites the value spreads evenly around its own.
+    # Lattice sites lie halfway between mesh points; interpolated between sites, a value spreads evenly around its own.
     np.testing.assert_allclose(
-        place, [(q + shift) % size for q, shift in zip((1, 2, 3), shifts, strict=True)], atol=1e-3
+        place, [(q + 0.5 + shift) % size for q, shift in zip((1, 2, 3), shifts, strict=True)], atol=1e-3
     )
 
 
@@ -309,14 +314,14 @@ def test_file_has_the_published_layout_and_says_how_it_was_made(box):
     assert attributes["velocity_scale_km_s"] == scales.VELOCITY_SCALE_KM_S
 
 
-def test_same_seed_gives_the_same_file_whatever_the_number_of_threads(tmp_path, monkeypatch):
+def test_same_seed_gives_the_same_file_whatever_the_number_of_threads(few_steps, tmp_path, monkeypatch):
     monkeypatch.setattr(mesh_module, "_BLOCK_CELLS", 1024)  # several blocks for each thread, as large boxes have
     for count in (1, 2, 3):
         simulate.make_box(tmp_path / f"{count}.h5", 16, seed=SEED, threads=count)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
 
 
-def test_another_seed_gives_another_box(tmp_path):
+def test_another_seed_gives_another_box(few_steps, tmp_path):
     boxes = []
     for seed in (1, 2):
         simulate.make_box(tmp_path / f"{seed}.h5", 16, seed=seed)
@@ -324,7 +329,7 @@ def test_another_seed_gives_another_box(tmp_path):
     assert abs(np.corrcoef(boxes[0][0].ravel(), boxes[1][0].ravel())[0, 1]) < 0.3
 
 
-def test_data_set_has_three_boxes_of_their_own_seeds_and_the_same_cells(tmp_path, capsys):
+def test_data_set_has_three_boxes_of_their_own_seeds_and_the_same_cells(few_steps, tmp_path, capsys):
     make_shown(CosmologyMake(size=24, out=tmp_path / "new", valid_size=16, box_mpc=6.0))
     splits = {path.stem: read(path) for path in sorted((tmp_path / "new").iterdir())}
     assert set(splits) == {"train", "valid", "test"}
@@ -335,7 +340,7 @@ def test_data_set_has_three_boxes_of_their_own_seeds_and_the_same_cells(tmp_path
     assert "24³ cells" in capsys.readouterr().err
 
 
-def test_an_interruption_leaves_nothing_behind_and_the_old_files_alone(tmp_path):
+def test_an_interruption_leaves_nothing_behind_and_the_old_files_alone(few_steps, tmp_path):
     before = simulate.make_dataset(tmp_path, 16, seed=1, valid_size=16)
     content = [path.read_bytes() for path in before.paths]
     seen = []

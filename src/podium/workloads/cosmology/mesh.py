@@ -162,7 +162,12 @@ def kick_and_drift(displacement: Components, momentum: Components, potential: Me
 
 @_inlined
 def _site(lattice, shift, size):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """Cell and place in it of a particle; loops, as a remainder costs more than the rest of the deposit."""
+    """Cell and place in it of a particle; loops, as a remainder costs more than the rest of the deposit.
+
+    Lattice sites lie halfway between mesh points. A cloud is then shared by both neighbours from the beginning, and
+    what is deposited is linear in small displacements; around a mesh point it would go by their absolute value.
+    """
+    shift = shift + _HALF
     whole = math.floor(shift)
     cell = lattice + int(whole)
     while cell >= size:

@@ -168,7 +168,8 @@ def _write_box(path: Path, size: int, seed: int, cell_mpc: float, threads: int |
     if threads is None:
         threads = num_cores() if size >= _SMALL else 1
     particles = initial(COSMOLOGY, size, cell_mpc, seed=seed, threads=threads)
-    evolve(COSMOLOGY, particles, threads=threads, progress=lambda done: progress(_GRAVITY_SHARE * done))
+    gravity_progress = _part(progress, 0, _GRAVITY_SHARE)
+    evolve(COSMOLOGY, particles, num_steps=NUM_STEPS, threads=threads, progress=gravity_progress)
     with h5py.File(path, "w") as file:
         shape = (size, size, size)
         file.create_dataset("Nbody", (len(scales.NBODY_CHANNELS), *shape), np.float32)
