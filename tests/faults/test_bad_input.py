@@ -167,7 +167,7 @@ def test_data_that_cannot_be_made(here):
     assert "samples = 0" in refused(here, "data", "make", "neuron", "samples=0", "out=made")
     assert "out is required and missing" in refused(here, "data", "make", "neuron", "samples=5")
     assert "unknown key sample (did you mean samples?)" in refused(here, "data", "make", "neuron", "sample=5", "out=x")
-    assert "'mnist' cannot be made (can be: text, neuron, cosmology)" in refused(here, "data", "make", "mnist", "samples=5")
+    assert "(can be: text, neuron, cosmology)" in refused(here, "data", "make", "mnist", "samples=5")
 
 
 # --------------------------------------------------------------------------------------------------------------- runs

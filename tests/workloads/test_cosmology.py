@@ -139,7 +139,7 @@ def test_the_loss_is_the_l1_of_every_sample_summed(lambda_rho, one_thread):
     parts = [
         workload.loss(model, {name: rows[part] for name, rows in batch.items()}) for part in (slice(1), slice(1, 3))
     ]
-    assert float(parts[0].sum + parts[1].sum) == pytest.approx(expected, rel=1e-5)
+    assert (parts[0].sum + parts[1].sum).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_validation_tells_every_field_apart(one_thread):
