@@ -9,9 +9,6 @@ from numba import njit
 
 from podium.threads import stay_single
 
-#: parts per thread: a thread whose part was quick takes another
-_PARTS_PER_THREAD = 4
-
 
 def compiled(**options: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Compiles a function on its first call and keeps the result on disk, next to its file or in the user's cache."""
@@ -30,17 +27,20 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def on_cores(run: Callable[[int, int], Any], count: int, threads: int | None = None) -> None:
+def on_cores(
+    run: Callable[[int, int], Any], count: int, threads: int | None = None, *, parts_per_thread: int = 4
+) -> None:
     """Calls `run(start, stop)` over parts of range(count), by default on all cores; raises what a part raised.
 
     Python threads over functions that let go of the interpreter: unlike numba's own parallel loops they need no
     threading layer, may be used from several threads, and survive a fork. Torch's operators in `run` use no further
-    threads: even a single part runs in a thread of its own, as it would among others.
+    threads: even a single part runs in a thread of its own, as it would among others. With several parts per thread,
+    one whose part was quick takes another.
     """
     if count == 0:
         return
     threads = min(threads or num_cores(), count)
-    num_parts = min(count, threads * _PARTS_PER_THREAD)
+    num_parts = min(count, threads * parts_per_thread)
     edges = [count * part // num_parts for part in range(num_parts + 1)]
     with ThreadPoolExecutor(threads, initializer=stay_single) as pool:
         for _ in pool.map(run, edges[:-1], edges[1:]):

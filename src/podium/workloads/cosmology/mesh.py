@@ -133,7 +133,7 @@ def smooth(mesh: Mesh, width: float) -> None:
 def deposit(displacement: Components, mesh: Mesh) -> None:
     """Density of the particles on the mesh, by clouds in cells: mean 1."""
     real = mesh.real
-    on_cores(lambda first, last: _deposit(*displacement, real, first, last), mesh.size, mesh.threads)
+    _by_owner(lambda first, last: _deposit(*displacement, real, first, last), mesh)
 
 
 def deposit_sheet(displacement: Components, values: Array | None, mesh: Mesh) -> None:
@@ -145,9 +145,12 @@ def deposit_sheet(displacement: Components, values: Array | None, mesh: Mesh) ->
     real = mesh.real
     weighted = values is not None
     given = values if values is not None else displacement[0]
-    on_cores(
-        lambda first, last: _deposit_sheet(*displacement, given, weighted, real, first, last), mesh.size, mesh.threads
-    )
+    _by_owner(lambda first, last: _deposit_sheet(*displacement, given, weighted, real, first, last), mesh)
+
+
+def _by_owner(run: Callable[[int, int], None], mesh: Mesh) -> None:
+    """Planes of the mesh, one part for each thread: every part looks at all particles."""
+    on_cores(run, mesh.size, mesh.threads, parts_per_thread=1)
 
 
 def kick_and_drift(displacement: Components, momentum: Components, potential: Mesh, kick: float, drift: float) -> None:

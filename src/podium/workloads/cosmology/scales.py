@@ -36,7 +36,8 @@ def to_density(x: Values) -> Values:
 
 def from_density(density: NDArray[np.float32]) -> NDArray[np.float32]:
     """What a file holds for a density in units of its mean."""
-    return np.log(np.maximum(density, np.float32(DENSITY_FLOOR))) / np.float32(DENSITY_LOG)
+    logarithm = np.log(np.maximum(density, np.float32(DENSITY_FLOOR)))
+    return (logarithm / np.float32(DENSITY_LOG)).astype(np.float32, copy=False)
 
 
 def to_temperature(x: Values) -> Values:
