@@ -30,6 +30,7 @@ from podium.optim.state import row_places, state_tensors
 from podium.tensor_file import CHECKSUM, write_synced, write_tensors
 from podium.threads import stay_single
 
+_LARGE = 1 << 20  # numbers
 _LOOK_S = 0.02  # how often the first stage looks whether another has written its part
 
 
@@ -81,8 +82,20 @@ def _copies(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> dict[s
         copy = into.get(name)
         if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
             copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-        copies[name] = copy.copy_(tensor.detach())
+        if _is_large_kernel(tensor):
+            from podium.engine.kernel_copies import copy_kernel  # loads a compiler
+
+            copy_kernel(tensor.detach(), copy)
+        else:
+            copy.copy_(tensor.detach())
+        copies[name] = copy
     return copies
+
+
+def _is_large_kernel(tensor: Tensor) -> bool:
+    """Of a convolution of volumes, in memory as its products need it, and large enough for that to matter."""
+    suits = tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.dim() == 5
+    return suits and tensor.numel() >= _LARGE and tensor.permute(2, 3, 4, 1, 0).is_contiguous()
 
 
 def save(folder: Path, update: int, model: nn.Module, optimiser: Optimiser, state: Mapping[str, Any]) -> Path:

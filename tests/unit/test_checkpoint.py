@@ -210,6 +210,16 @@ def test_file_systems_that_insist_on_their_cache_get_the_same_bytes(tmp_path, mo
         assert (tmp_path / name).read_bytes() == (tmp_path / "expected").read_bytes()
 
 
+@pytest.mark.parametrize(("o", "c"), [(128, 130), (200, 96)])
+def test_kernels_of_volumes_are_copied_as_they_are(o, c):
+    kernel = torch.randn(4, 4, 4, c, o).permute(4, 3, 0, 1, 2)
+    assert saving._is_large_kernel(kernel)
+    (copy,) = saving._copies({"kernel": kernel}, {}).values()
+    assert copy.is_contiguous()
+    assert torch.equal(copy, kernel)
+    assert not saving._is_large_kernel(kernel.contiguous())
+
+
 def test_checkpoints_of_the_first_format_are_read(tmp_path):
     model, optimiser = trained()
     path = saving.save(tmp_path, 1, model, optimiser, {})
