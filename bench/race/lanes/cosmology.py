@@ -36,6 +36,6 @@ LANES = [
         optimiser=optimiser,
         # An update takes seconds. The plain loop after 6: weights 1e-6 larger 6e-5 off, an update less 8e-3.
         num_compared=6,
-        least_updates=4,
+        least_updates=8,
     )
 ]  # fmt: skip
