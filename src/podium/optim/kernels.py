@@ -54,12 +54,14 @@ def _in_memory_order(params: Tensors, grads: Tensors, slots: list[Tensors]) -> t
     """The same tensors for kernels that treat each element alike, their axes in the order of memory: torch's fused ones
     copy others to and fro (17 million weights of a convolution of volumes, two cores: 12 ms, not 68)."""
     grads = _aligned(params, grads)
-    if all(param.is_contiguous() for param in params):
-        return params, grads, slots
-    orders = [sorted(range(param.dim()), key=param.stride, reverse=True) for param in params]
+    orders = {
+        i: sorted(range(param.dim()), key=param.stride, reverse=True)
+        for i, param in enumerate(params)
+        if not param.is_contiguous()
+    }
 
     def turned(tensors: Tensors) -> Tensors:
-        return [tensor.permute(order) for tensor, order in zip(tensors, orders, strict=True)]
+        return [tensor.permute(orders[i]) if i in orders else tensor for i, tensor in enumerate(tensors)]
 
     return turned(params), turned(grads), [turned(tensors) for tensors in slots]
 
