@@ -34,8 +34,8 @@ from bench.small_images import PillowImages as SmallImages
 from bench.small_images import small_images_table, write_cifar
 from bench.volumes import volumes_tables
 from bench.where import when_and_where
+from podium.cores import own_cores
 from podium.data.arrays import Source, Wanted
-from podium.data.background import usable_cores
 from podium.data.feed import Feed
 from podium.data.images import folder_source, tfrecord_source
 from podium.data.order import order
@@ -238,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--threads", type=int, default=len(own_cores()))
     parser.add_argument("--only", choices=["volumes"])
     options = parser.parse_args()
     torch.set_num_threads(1)

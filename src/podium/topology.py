@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from podium.cores import own_cores
 from podium.errors import UserError
 from podium.table import Table
 
@@ -230,14 +231,10 @@ def first_slurm_host(hosts: str) -> str:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Cores this process may use (a container or a scheduler may have given fewer than there are).
-
-    Those of one NUMA node stand together, so that neighbouring cores share memory; what an instance bound to them
-    touches first is then kept near them by the system.
-    """
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    """The cores of this process. Those of one NUMA node stand together, so that neighbouring cores share memory; what an
+    instance bound to them touches first is then kept near them by the system."""
     return by_numa_node(
-        cores, [path.read_text() for path in sorted(Path("/sys/devices/system/node").glob("node*/cpulist"))]
+        own_cores(), [path.read_text() for path in sorted(Path("/sys/devices/system/node").glob("node*/cpulist"))]
     )
 
 

@@ -1,10 +1,10 @@
 """A few threads that gather beside the training, for sources whose samples take work: `images.py`, `volumes.py`."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
+from podium.cores import own_cores
 from podium.threads import stay_single
 
 
@@ -12,7 +12,7 @@ class Background:
     """Starts its threads with the first piece of work; they end with it."""
 
     def __init__(self, threads: int | None, name: str) -> None:
-        self._threads, self._name = threads or usable_cores(), name
+        self._threads, self._name = threads or len(own_cores()), name
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
 
@@ -44,8 +44,3 @@ def shares(count: int, threads: int) -> Iterator[slice]:
         length = max(1, (count - first) // (2 * threads))
         yield slice(first, first + length)
         first += length
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

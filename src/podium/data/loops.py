@@ -1,12 +1,12 @@
 """Loops compiled by numba and run on several cores by plain threads: what the simulators are made of."""
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from numba import njit
 
+from podium.cores import own_cores
 from podium.threads import stay_single
 
 
@@ -22,11 +22,6 @@ def compiled(**options: Any) -> Callable[[Callable[..., None]], Callable[..., No
     return wrap
 
 
-def num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def on_cores(
     run: Callable[[int, int], Any], count: int, threads: int | None = None, *, parts_per_thread: int = 4
 ) -> None:
@@ -39,7 +34,7 @@ def on_cores(
     """
     if count == 0:
         return
-    threads = min(threads or num_cores(), count)
+    threads = min(threads or len(own_cores()), count)
     num_parts = min(count, threads * parts_per_thread)
     edges = [count * part // num_parts for part in range(num_parts + 1)]
     with ThreadPoolExecutor(threads, initializer=stay_single) as pool:

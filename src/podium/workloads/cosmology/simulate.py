@@ -20,8 +20,8 @@ import h5py
 import numpy as np
 import psutil
 
+from podium.cores import own_cores
 from podium.data.draws import key
-from podium.data.loops import num_cores
 from podium.data.made import files_aside
 from podium.errors import UserError, system_reason
 from podium.workloads.base import Split
@@ -65,7 +65,7 @@ class Made:
 
 def needed_bytes(size: int) -> int:
     """Memory that a box of `size`³ cells takes while it is made, beside what the process holds already."""
-    return _ARRAYS * 4 * size * size * (size + 2) + num_cores() * _PLANES * 16 * size * size + 2**26
+    return _ARRAYS * 4 * size * size * (size + 2) + len(own_cores()) * _PLANES * 16 * size * size + 2**26
 
 
 def file_bytes(size: int) -> int:
@@ -166,7 +166,7 @@ def _check_space(folder: Path, needed: int) -> None:
 
 def _write_box(path: Path, size: int, seed: int, cell_mpc: float, threads: int | None, progress: Progress) -> None:
     if threads is None:
-        threads = num_cores() if size >= _SMALL else 1
+        threads = len(own_cores()) if size >= _SMALL else 1
     particles = initial(COSMOLOGY, size, cell_mpc, seed=seed, threads=threads)
     gravity_progress = _part(progress, 0, _GRAVITY_SHARE)
     evolve(COSMOLOGY, particles, num_steps=NUM_STEPS, threads=threads, progress=gravity_progress)
