@@ -3,7 +3,6 @@
 Pure but for reading the environment, and the only reader of launch variables (torch's launcher, Slurm, Podium's own).
 """
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -231,8 +230,8 @@ def first_slurm_host(hosts: str) -> str:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """The cores of this process. Those of one NUMA node stand together, so that neighbouring cores share memory; what an
-    instance bound to them touches first is then kept near them by the system."""
+    """The cores of this process. Those of one NUMA node stand together, so that neighbouring cores share memory; what
+    an instance bound to them touches first is then kept near them by the system."""
     return by_numa_node(
         own_cores(), [path.read_text() for path in sorted(Path("/sys/devices/system/node").glob("node*/cpulist"))]
     )

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ import torch
 from podium.engine.shared import _Layout, _Segment
 
 
-def open_descriptors() -> set[str]:
+def open_descriptors() -> set[Path]:
     gc.collect()
-    return set(os.listdir("/proc/self/fd"))
+    return set(Path("/proc/self/fd").iterdir())
 
 
 def refuse(*args: object) -> None:
