@@ -271,6 +271,21 @@ def test_generated_splits_differ_and_have_the_shapes_of_files():
     assert everything["hydro"].max() < 1
 
 
+@pytest.mark.parametrize("source", ["files", "simulated"])
+def test_the_synthetic_mode_reads_and_makes_no_boxes(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("PODIUM_CACHE", str(tmp_path))
+    asked = {**GENERATED.model_dump(), "mode": "synthetic", "source": source}
+    samples, generated = CosmologySamples(CosmologyData(**asked)), CosmologySamples(GENERATED)
+    for split in ("train", "valid"):
+        found, expected = (each.source(split) for each in (samples, generated))
+        rows, same = empty_buffers(found.fields, 3), empty_buffers(expected.fields, 3)
+        found.gather(np.arange(3), rows)
+        expected.gather(np.arange(3), same)
+        assert all(np.array_equal(rows[name], same[name]) for name in same)
+        assert samples.cell_mpc(split) is None
+    assert not list(tmp_path.iterdir())
+
+
 def test_simulated_boxes_are_made_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("PODIUM_CACHE", str(tmp_path))
     section = CosmologyData(source="simulated", size=CROP, crop=CROP, samples=4, valid_samples=2)

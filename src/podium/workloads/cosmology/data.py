@@ -50,8 +50,9 @@ class CosmologyData(Section):
 
     #: files: boxes in the published layout; simulated: made once, kept in the cache; generated: random numbers
     source: Literal["files", "simulated", "generated"] = "simulated"
-    #: files, simulated: boxes are read into memory, or crops from the file as they are needed
-    mode: Literal["memory", "disk"] = "memory"
+    #: files, simulated: boxes are read into memory, or crops from the file as they are needed. synthetic: no boxes but
+    #: random numbers, as source generated has it
+    mode: Literal["memory", "disk", "synthetic"] = "memory"
     #: files: folder of the boxes
     path: Path | None = None
     #: files: names in that folder; null for test: test.h5 where it is there, else the box for validation
@@ -68,6 +69,11 @@ class CosmologyData(Section):
     samples: PositiveInt = 65_536
     valid_samples: PositiveInt = 8_192
     augment: AugmentSection = AugmentSection()
+
+    @property
+    def is_random(self) -> bool:
+        """Whether samples are random numbers, and nothing is read."""
+        return self.source == "generated" or self.mode == "synthetic"
 
     @model_validator(mode="after")
     def _only_what_is_used(self) -> Self:
@@ -101,7 +107,7 @@ class CosmologySamples:
     def _open(self, split: Split) -> Source:
         section, training = self.section, split == "train"
         num_samples = section.samples if training else section.valid_samples
-        if section.source == "generated":
+        if section.is_random:
             # Rows of one pool by number: splits differ in the numbers.
             first = {"train": 0, "valid": section.samples, "test": section.samples + section.valid_samples}[split]
             return GeneratedSource(self.fields, num_samples, ranges=_RANGES, seed=section.seed, first_sample=first)
@@ -111,7 +117,7 @@ class CosmologySamples:
             section.crop,
             num_samples,
             seed=section.seed,
-            mode=section.mode,
+            mode="disk" if section.mode == "disk" else "memory",
             turn=training and section.augment.turn,
             turn_vectors=section.augment.vectors,
             fixed=not training,
@@ -119,7 +125,7 @@ class CosmologySamples:
 
     def cell_mpc(self, split: Split) -> float | None:
         """Side of a cell in Mpc/h, of boxes that say so: those of Podium's simulator, whose units are known."""
-        if self.section.source == "generated":
+        if self.section.is_random:
             return None
         with open_hdf5(self.file(split)) as file:
             if "box_mpc_per_h" not in file.attrs:
