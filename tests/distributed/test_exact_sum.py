@@ -5,7 +5,7 @@ import math
 import os
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -69,19 +69,19 @@ def leaf(index: int, size: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def sum_on_instances(instances: Instances, cases: list, limits: dict[str, int]) -> tuple[str, list[bytes]]:
-    for name, value in limits.items():
+    with ExitStack() as stack:  # put back afterwards: the next test may have more instances, and all need the same
         for module in (instances_module, shared):
-            if hasattr(module, name):
-                setattr(module, name, value)
-    sizes = [(size, dtype) for size, _, dtype in cases]
-    summed = shared.summed_buffers(instances, sizes, torch.device("cpu"), num_lanes=2)
-    answers = []
-    for number, (size, seed, dtype) in enumerate(cases):
-        flat = summed.flats[number]
-        flat.copy_(leaf(instances.index, size, seed, dtype))
-        summed.sum(number, number % 2)
-        answers.append(flat.view(torch.uint8).numpy().tobytes() if size else b"")
-    return type(summed).__name__, answers
+            ours = {name: value for name, value in limits.items() if hasattr(module, name)}
+            stack.enter_context(mock.patch.multiple(module, **ours))
+        sizes = [(size, dtype) for size, _, dtype in cases]
+        summed = shared.summed_buffers(instances, sizes, torch.device("cpu"), num_lanes=2)
+        answers = []
+        for number, (size, seed, dtype) in enumerate(cases):
+            flat = summed.flats[number]
+            flat.copy_(leaf(instances.index, size, seed, dtype))
+            summed.sum(number, number % 2)
+            answers.append(flat.view(torch.uint8).numpy().tobytes() if size else b"")
+        return type(summed).__name__, answers
 
 
 DOUBLING = {"_DOUBLING_BYTES": 1 << 40, "_ROUND_BYTES": 1 << 40, "_PIECE_BYTES": 1 << 20, "_WHOLE_BYTES": 1 << 40}

@@ -166,8 +166,9 @@ class _Segment:
     def __init__(self, fd: int, pid: int, token: int, layout: "_Layout") -> None:
         """Takes `fd`; `pid` is the owner's."""
         self.fd, self.pid, self.token, self.layout = fd, pid, token, layout
+        weakref.finalize(self, os.close, fd)  # at once: what follows may fail
         self._process = os.pidfd_open(pid)
-        self._close = weakref.finalize(self, _close, fd, self._process)
+        weakref.finalize(self, os.close, self._process)
         self._memory = mmap.mmap(fd, layout.num_bytes)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.flats = [
@@ -182,7 +183,11 @@ class _Segment:
         layout = _Layout(num_mates, num_lanes, sizes)
         token = int.from_bytes(os.urandom(7))
         fd = os.memfd_create("podium-gradients")
-        os.truncate(fd, layout.num_bytes)
+        try:
+            os.truncate(fd, layout.num_bytes)
+        except OSError:
+            os.close(fd)
+            raise
         segment = cls(fd, os.getpid(), token, layout)
         segment._memory[:8] = token.to_bytes(8)
         for lane in range(num_lanes):
@@ -251,8 +256,3 @@ def _call(name: str, *args: object) -> bool:
     if number in (errno.ETIMEDOUT, errno.EINTR):
         return False
     raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-def _close(*fds: int) -> None:
-    for fd in fds:
-        os.close(fd)
