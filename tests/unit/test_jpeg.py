@@ -11,29 +11,9 @@ from PIL import Image
 
 from podium.data import jpeg
 from podium.data.jpeg import ImageError, centre_crop, decode_crop, image_size, random_windows, resized
+from tests.photos import encoded, photo, saved
 
 SUBSAMPLINGS = ["444", "422", "420", "440", "411", "gray"]
-
-
-def photo(height: int, width: int, seed: int = 0, noise: float = 4.0, grain: int = 24) -> np.ndarray:
-    """Something like a photograph: smooth colours, a few edges, some noise."""
-    rng = np.random.default_rng(seed)
-    coarse = rng.integers(0, 256, (height // grain + 2, width // grain + 2, 3), np.uint8)
-    image = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)).astype(np.float64)
-    image[height // 3 : height // 2, width // 4 : width // 2] *= 0.5
-    return np.clip(image + rng.normal(0, noise, image.shape), 0, 255).astype(np.uint8)
-
-
-def encoded(image: np.ndarray, subsampling: str = "420", quality: int = 90) -> bytes:
-    if subsampling == "gray":
-        return simplejpeg.encode_jpeg(image[..., :1].copy(), quality, "GRAY", "gray")
-    return simplejpeg.encode_jpeg(image, quality, "RGB", subsampling)
-
-
-def saved(image: Image.Image, kind: str = "JPEG", **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def whole(data: bytes) -> np.ndarray:
@@ -109,8 +89,8 @@ def test_crops_of_a_jpeg_with_one_scan_per_channel_equal_those_of_a_whole_decode
     assert decoded_sizes == [(150, 200), (32, 200), (72, 200), (136, 200)]
 
 
-def test_rows_below_a_crop_are_not_decoded(decoded_sizes):
-    data = encoded(photo(400, 300))
+def test_rows_below_a_crop_are_not_decoded_by_the_library(decoded_sizes):
+    data = encoded(photo(400, 300), "440")
     decode_crop(data, 0, 0, 60, 60, 60)
     decode_crop(data, 380, 0, 20, 20, 20)
     assert decoded_sizes == [(64, 300), (400, 300)]  # in units of 16 rows
@@ -120,9 +100,10 @@ def test_rows_below_a_crop_are_not_decoded(decoded_sizes):
 def test_large_crops_are_decoded_at_a_lower_resolution(decoded_sizes, side, scale):
     data = encoded(photo(900, 900, noise=0, grain=100))
     got = decode_crop(data, 0, 88, side, side, 100)
-    ((rows, columns),) = decoded_sizes
-    assert columns == -(-900 // scale)
-    assert rows < 900 // scale or side > 850
+    assert len(decoded_sizes) == (0 if scale == 1 else 1)  # others need no library
+    for rows, columns in decoded_sizes:
+        assert columns == -(-900 // scale)
+        assert rows < 900 // scale
     plain = resized(whole(data)[:side, 88 : 88 + side], 100)
     assert np.abs(got.astype(int) - plain).mean() < 3
 

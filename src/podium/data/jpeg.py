@@ -1,11 +1,12 @@
 """Crops of JPEG images at the size a network wants, decoding no more than they need; and which crops to take.
 
-`decode_crop` saves work in two ways, and what comes out of the first is equal to the bit to a whole decode:
+`decode_crop` saves work in three ways, and what comes out of the first two is equal to the bit to a whole decode:
 
-    rows below the crop     a sequential JPEG is decoded from the top; a copy whose header gives a smaller height ends
-                            where the crop does
-    pixels to be averaged   a crop of at least twice the size wanted is decoded at 1/2, 1/4 or 1/8 of its resolution,
-                            straight from the DCT coefficients
+    what is beside the crop   of the usual kind of photograph, only the crop itself is decoded: see `jpeg_window.py`
+    rows below the crop       libjpeg-turbo, which decodes all others, decodes a sequential JPEG from the top; a copy
+                              whose header gives a smaller height ends where the crop does
+    pixels to be averaged     a crop of at least twice the size wanted is decoded by libjpeg-turbo at 1/2, 1/4 or 1/8 of
+                              its resolution, straight from the DCT coefficients
 
 What libjpeg-turbo does not read (a PNG under a JPEG's name, say) goes through Pillow. Called by `images.py`.
 """
@@ -14,7 +15,6 @@ import io
 import math
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -23,37 +23,20 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from podium.data import draws
+from podium.data.jpeg_header import END, Frame, frame_of
+from podium.data.jpeg_window import decode_window
 
 _ATTEMPTS = 10
 _MAX_SCALE = 8
-_START, _END = b"\xff\xd8", b"\xff\xd9"
-_START_OF_SCAN = 0xDA
-#: start of frame: 0xC0 … 0xCF without those that are tables (0xC4, 0xCC) or reserved (0xC8)
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-#: whose blocks come in the order of rows: baseline and extended sequential, Huffman-coded
-_SEQUENTIAL = frozenset({0xC0, 0xC1})
-#: markers without content: fill, restart
-_BARE = frozenset({0x01, *range(0xD0, 0xD8)})
 
 
 class ImageError(ValueError):
     """These bytes are no image that can be decoded."""
 
 
-class _Frame(NamedTuple):
-    """What the frame header of a JPEG says. `place`: where its two bytes of height are."""
-
-    place: int
-    height: int
-    width: int
-    #: rows decoded at a time
-    unit: int
-    sequential: bool
-
-
 def image_size(data: bytes) -> tuple[int, int]:
     """(height, width), from the header alone."""
-    frame = _frame(data)
+    frame = frame_of(data)
     if frame is not None:
         return frame.height, frame.width
     with _opened(data) as image:
@@ -68,10 +51,14 @@ def decode_crop(
     It is written into `out`, where given. Where it is decoded at a lower resolution, its edges are those of the
     nearest pixels there.
     """
-    frame = _frame(data)
+    frame = frame_of(data)
     scale = 1
     while scale < _MAX_SCALE and min(height, width) >= 2 * scale * size:
         scale *= 2
+    if scale == 1 and frame is not None:
+        window = decode_window(data, top, left, height, width)
+        if window is not None:
+            return resized(window, size, out)
     image = None if frame is None else _decode_jpeg(data, frame, top + height, scale)
     if image is None:
         image, scale = _decode_any(data), 1
@@ -107,38 +94,12 @@ def resized(image: NDArray[np.uint8], size: int, out: NDArray[np.uint8] | None =
 # --------------------------------------------------------------------------------------------- decoding
 
 
-def _frame(data: bytes) -> _Frame | None:
-    """The frame header; None where these are not the bytes of a JPEG, or of one without a height in its header."""
-    if data[:2] != _START:
-        return None
-    place, end = 2, len(data)
-    while place + 4 <= end and data[place] == 0xFF:
-        marker = data[place + 1]
-        if marker == 0xFF or marker in _BARE:
-            place += 1 if marker == 0xFF else 2
-            continue
-        if marker == _START_OF_SCAN:
-            return None
-        length = data[place + 2] << 8 | data[place + 3]
-        if marker in _FRAMES:
-            num_components = data[place + 9] if place + 2 + length <= end and length >= 8 else 0
-            if num_components == 0 or length < 8 + 3 * num_components:
-                return None
-            _, height, width = struct.unpack_from(">BHH", data, place + 4)
-            tallest = max(data[place + 11 + 3 * component] & 15 for component in range(num_components))
-            if 0 in (height, width, tallest):
-                return None
-            return _Frame(place + 5, height, width, 8 * tallest, marker in _SEQUENTIAL)
-        place += 2 + length
-    return None
-
-
-def _decode_jpeg(data: bytes, frame: _Frame, bottom: int, scale: int) -> NDArray[np.uint8] | None:
+def _decode_jpeg(data: bytes, frame: Frame, bottom: int, scale: int) -> NDArray[np.uint8] | None:
     """Rows 0 … `bottom` or more, at 1/scale of the resolution; None where libjpeg-turbo finds fault with the image."""
     # Two rows more than needed: the chroma of the last decoded row is interpolated without its neighbour below.
     height = -(-(bottom + 2 * scale) // frame.unit) * frame.unit
     # Bytes that end without the marker of their end may have lost rows: these are decoded whole, to see whether.
-    shorter = frame.sequential and height < frame.height and data.rfind(_END, frame.place) >= 0
+    shorter = frame.sequential and height < frame.height and data.rfind(END, frame.place) >= 0
     given: bytes | bytearray = data
     if shorter:
         given = bytearray(data)

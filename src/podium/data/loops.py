@@ -4,16 +4,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from numba import njit
+from numba import extending, njit
 
 from podium.cores import own_cores
 from podium.threads import stay_single
 
+#: as a type checker should see it: numba passes the first argument of what it decorates itself
+intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = extending.intrinsic
 
-def compiled(**options: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compiles a function on its first call and keeps the result on disk, next to its file or in the user's cache."""
 
-    def wrap(function: Callable[..., None]) -> Callable[..., None]:
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return njit(cache=True, nogil=True, **options)(function)
         except RuntimeError:  # neither can be written to

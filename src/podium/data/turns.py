@@ -10,14 +10,16 @@ what is delivered, _LANES rows go through a buffer that stays in the first-level
 read and whole ones are written.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import permutations, product
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 from numpy.typing import NDArray
+
+from podium.data.loops import compiled
 
 _LANES = 16  # floats of a cache line
 
@@ -82,16 +84,6 @@ def cut(
 
 # ------------------------------------------------------------------------------------------------- compiled
 
-_OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
-
-
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Compiled on first call and kept on disk, next to this file or in the user's cache."""
-    try:
-        return njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # neither can be written to
-        return njit(**_OPTIONS)(function)
-
 
 def _float(stored: Any) -> Any:
     """float32 of a number as it is stored: a float32, or the bits of a float16."""
@@ -119,7 +111,7 @@ def _widened(stored):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     return np.uint32(value | sign).view(np.float32)
 
 
-@_compiled
+@compiled(error_model="numpy")
 def _cut(box, size, start, channels, signs, out, crop, first, strides):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """`box`, `out`: flat. out[first + Σ strides · (x, y, z)] is the cell (x, y, z) of the crop, in the box's frame."""
     run = min(crop, size - start[2])  # cells of a row before it goes on at the other end of the box

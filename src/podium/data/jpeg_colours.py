@@ -1,0 +1,162 @@
+"""From samples of brightness and two colours to RGB, equal to the bit to what libjpeg-turbo makes of them: colours that
+have fewer samples come from the nearest two or four, 3 : 1 in each direction. Called by `jpeg_window.py`.
+
+Sixteen pixels at a time, in registers that LLVM chooses: numba counts in 64 bits, which takes five times as long.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from podium.data.jpeg_codes import Kind, shuffled
+from podium.data.loops import compiled, intrinsic
+
+_SIZE = 16  # of a vector
+#: elements at the end of arrays that are read or written with the last ones
+ROOM = 3 * _SIZE
+_BYTE, _SHORT = ir.IntType(8), ir.IntType(16)
+_SHORTS, _WIDE = ir.VectorType(_SHORT, _SIZE), ir.VectorType(ir.IntType(32), _SIZE)
+
+Part = tuple[Any, Callable[..., Any]]
+
+
+def _constant(kind: Kind, value: int) -> Kind:
+    return ir.Constant(kind, [value] * _SIZE)
+
+
+def _at(b: ir.IRBuilder, address: Kind, kind: ir.Type, num_bytes: int = 0) -> Kind:
+    place = b.add(address, ir.Constant(address.type, num_bytes))
+    return b.inttoptr(place, ir.VectorType(kind, _SIZE).as_pointer())
+
+
+def _spread(b: ir.IRBuilder, value: Kind) -> Kind:
+    first = b.insert_element(_constant(_SHORTS, 0), b.trunc(value, _SHORT), ir.Constant(ir.IntType(32), 0))
+    return shuffled(b, first, first, [0] * _SIZE)
+
+
+@intrinsic
+def _add_rows(context: Kind, near: Kind, weight: Kind, far: Kind, into: Kind) -> Part:
+    """`weight` · sixteen samples + those of another row, as int16."""
+
+    def code(context: Kind, b: ir.IRBuilder, signature: Kind, args: Kind) -> Kind:
+        near, weight, far, into = args
+        rows = [b.zext(b.load(_at(b, row, _BYTE), align=1), _SHORTS) for row in (near, far)]
+        b.store(b.add(b.mul(rows[0], _spread(b, weight)), rows[1]), _at(b, into, _SHORT), align=2)
+        return context.get_dummy_value()
+
+    return types.void(*[types.uint64] * 4), code
+
+
+@intrinsic
+def _widen(context: Kind, line: Kind, onto: Kind, low: Kind, high: Kind, shift: Kind) -> Part:
+    """Thirty-two values between the second, third … of eighteen: (3 · this + the one before + low) >> shift, then
+    (3 · this + the one after + high) >> shift."""
+
+    def code(context: Kind, b: ir.IRBuilder, signature: Kind, args: Kind) -> Kind:
+        line, onto, low, high, shift = args
+        before, own, after = (b.load(_at(b, line, _SHORT, 2 * place), align=2) for place in range(3))
+        own = b.mul(own, _constant(_SHORTS, 3))
+        even, odd = (
+            b.lshr(b.add(b.add(own, other), _spread(b, rounding)), _spread(b, shift))
+            for other, rounding in ((before, low), (after, high))
+        )
+        for half in range(2):
+            places = [_SIZE * (i % 2) + (half * _SIZE + i) // 2 for i in range(_SIZE)]
+            b.store(shuffled(b, even, odd, places), _at(b, onto, _SHORT, 2 * _SIZE * half), align=2)
+        return context.get_dummy_value()
+
+    return types.void(*[types.uint64] * 5), code
+
+
+@intrinsic
+def _mix(context: Kind, bright: Kind, blues: Kind, reds: Kind, out: Kind) -> Part:
+    """RGB of sixteen pixels. Factors are 1.402, 0.34414, 0.71414 and 1.772 times 2^16, less what is added whole."""
+
+    def code(context: Kind, b: ir.IRBuilder, signature: Kind, args: Kind) -> Kind:
+        bright, blues, reds, out = args
+
+        def product(value: Kind, factor: int) -> Kind:
+            """(value · factor + 2^15) >> 16, for factors of 15 bits and a sign: the upper half of a short product."""
+            doubled = b.sext(b.shl(value, _constant(_SHORTS, 1)), _WIDE)
+            high = b.trunc(b.ashr(b.mul(doubled, _constant(_WIDE, factor)), _constant(_WIDE, 16)), _SHORTS)
+            return b.ashr(b.add(high, _constant(_SHORTS, 1)), _constant(_SHORTS, 1))
+
+        y = b.zext(b.load(_at(b, bright, _BYTE), align=1), _SHORTS)
+        blue, red = (b.sub(b.load(_at(b, of, _SHORT), align=2), _constant(_SHORTS, 128)) for of in (blues, reds))
+        both = b.add(
+            b.mul(b.sext(blue, _WIDE), _constant(_WIDE, -22554)),
+            b.mul(b.sext(red, _WIDE), _constant(_WIDE, 65536 - 46802)),
+        )
+        both = b.trunc(b.ashr(b.add(both, _constant(_WIDE, 1 << 15)), _constant(_WIDE, 16)), _SHORTS)
+        colours = [
+            b.add(b.add(y, red), product(red, 91881 - 65536)),
+            b.add(b.sub(y, red), both),
+            b.add(b.add(y, b.shl(blue, _constant(_SHORTS, 1))), product(blue, 116130 - 2 * 65536)),
+        ]
+        limited = []
+        for colour in colours:
+            value = b.select(b.icmp_signed(">", colour, _constant(_SHORTS, 0)), colour, _constant(_SHORTS, 0))
+            value = b.select(b.icmp_signed("<", value, _constant(_SHORTS, 255)), value, _constant(_SHORTS, 255))
+            limited.append(b.trunc(value, ir.VectorType(_BYTE, _SIZE)))
+        first_two = shuffled(b, limited[0], limited[1], list(range(2 * _SIZE)))
+        third = shuffled(b, limited[2], limited[2], list(range(2 * _SIZE)))
+        for part in range(3):
+            places = [_SIZE * (i % 3) + i // 3 for i in range(part * _SIZE, (part + 1) * _SIZE)]
+            b.store(shuffled(b, first_two, third, places), _at(b, out, _BYTE, part * _SIZE), align=1)
+        return context.get_dummy_value()
+
+    return types.void(*[types.uint64] * 4), code
+
+
+@compiled(error_model="numpy")
+def paint(planes: Kind, sampling: Kind, corner: Kind, limits: Kind, window: Kind, out: Kind) -> None:
+    """RGB of a window (top, left, height, width), row after row in the flat `out`. Planes and `out` have ROOM at their
+    ends.
+
+    `sampling`: pixels (across, down) for each sample of colour; `corner`: the first row and column of the planes, in
+    samples of colour; `limits`: how many rows and columns of these the image has."""
+    bright, blue, red = planes
+    (across, down), (top, left, height, width) = sampling, window
+    first, stop = left // across, (left + width - 1) // across + 1
+    # Samples of the image from one before the first to one after the last; at its edges, these are there twice.
+    start, end = max(first - 1, 0), min(stop + 1, limits[1])
+    edge = 1 if first == 0 else 0
+    room = stop - first + ROOM
+    lines, wide = np.zeros(room, np.int16), np.empty(4 * room, np.int16)
+    lines_at, wide_at = np.uint64(lines.ctypes.data), np.uint64(wide.ctypes.data)
+    low, high, shift = (8, 7, 4) if down == 2 else (1, 2, 2)
+    for row in range(height):
+        own = (top + row) // down
+        beside = own if down == 1 else min(max(own + 1 if (top + row) % 2 else own - 1, 0), limits[0] - 1)
+        for colour in range(2):
+            plane = blue if colour == 0 else red
+            samples, stride = np.uint64(plane.ctypes.data), plane.shape[1]
+            onto = wide_at + np.uint64(4 * room * colour)
+            if across == 1:
+                near = samples + np.uint64((own - corner[0]) * stride + left - corner[1])
+                for x in range(0, width, _SIZE):
+                    _add_rows(near + np.uint64(x), np.uint64(0), near + np.uint64(x), onto + np.uint64(2 * x))
+                continue
+            near = samples + np.uint64((own - corner[0]) * stride + start - corner[1])
+            far = samples + np.uint64((beside - corner[0]) * stride + start - corner[1])
+            weight = np.uint64(3 if down == 2 else 0)
+            for x in range(0, end - start, _SIZE):
+                into = lines_at + np.uint64(2 * (edge + x))
+                _add_rows(near + np.uint64(x), weight, far + np.uint64(x), into)
+            if edge == 1:
+                lines[0] = lines[1]
+            if stop + 1 > limits[1]:
+                lines[edge + end - start] = lines[edge + end - start - 1]
+            for x in range(0, stop - first, _SIZE):
+                line, widened = lines_at + np.uint64(2 * x), onto + np.uint64(4 * x)
+                _widen(line, widened, np.uint64(low), np.uint64(high), np.uint64(shift))
+        place = (top + row - corner[0] * down) * bright.shape[1] + left - corner[1] * across
+        source, target = np.uint64(bright.ctypes.data) + np.uint64(place), np.uint64(out.ctypes.data)
+        blues = wide_at + np.uint64(2 * (left - first * across))
+        reds = blues + np.uint64(4 * room)
+        target += np.uint64(row * width * 3)
+        for x in range(0, width, _SIZE):
+            _mix(source + np.uint64(x), blues + np.uint64(2 * x), reds + np.uint64(2 * x), target + np.uint64(3 * x))
