@@ -51,14 +51,13 @@ def decode_crop(
     It is written into `out`, where given. Where it is decoded at a lower resolution, its edges are those of the
     nearest pixels there.
     """
-    frame = frame_of(data)
     scale = 1
     while scale < _MAX_SCALE and min(height, width) >= 2 * scale * size:
         scale *= 2
-    if scale == 1 and frame is not None:
-        window = decode_window(data, top, left, height, width)
-        if window is not None:
-            return resized(window, size, out)
+    window = decode_window(data, top, left, height, width) if scale == 1 else None
+    if window is not None:
+        return resized(window, size, out)
+    frame = frame_of(data)
     image = None if frame is None else _decode_jpeg(data, frame, top + height, scale)
     if image is None:
         image, scale = _decode_any(data), 1
