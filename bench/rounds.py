@@ -1,5 +1,6 @@
 """Rounds of several ways to read the same samples, in turns, and their table. For `bench.input`."""
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -14,8 +15,11 @@ def compared(
     """`sides`: name -> reads all `count` samples once and returns the seconds; others are compared to the first."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     work: dict[str, list[float]] = {name: [] for name in sides}
+    draw = random.Random(0)
     for number in range(rounds + 1):
-        for name, run in sides.items():
+        # In another order every time: each finds caches and memory as the one before left them.
+        for name in draw.sample(list(sides), len(sides)):
+            run = sides[name]
             before = _cpu_seconds()
             took = run()
             used = _cpu_seconds() - before
