@@ -8,7 +8,8 @@ as files and as TFRecord shards; once with as many bytes as ImageNet's images ha
 photographs of this size usually take at this quality. Both sides take a random window of every image, resize it to
 224 × 224 (bilinear, antialiased), flip half of them, and hand over normalised float32; both use as many threads or
 worker processes. The DataLoader does all of it in its workers, Podium flips and normalises whole batches where they are
-used, as its workloads do. Rounds alternate, in another order every time; every round is all images once, shuffled.
+used, as its workloads do. Rounds alternate, in another order every time; every round is all images twice, shuffled, of
+which the second time counts.
 """
 
 import argparse
@@ -60,8 +61,8 @@ down as the window goes it was 1.48 (0.94 of a whole decode of 1.33 are codes), 
 take 1.2 each, two processes too: the cores share a cache.
 
 - Codes looked up one by one instead of in pairs took 0.85 for all of an image instead of 0.58; passing over them \
-takes 0.45. Tables of 10, 11, 13 or 14 bits instead of 12 changed the reading by + 7, + 3, - 5 and + 13 %; 13 take twice as \
-long to make where an image has tables of its own.
+takes 0.45. Tables of 10, 11, 13 or 14 bits instead of 12 changed the reading by + 7, + 3, - 5 and + 13 %; those of 13 \
+take twice as long to make where an image has tables of its own.
 - Colours in numba's own arithmetic, which is of 64 bits, took 0.69 for all of an image; in vectors of 16 bits 0.13.
 - Resizing was 0.30 ms until torch was given a batch dimension before the channels were moved last: otherwise it lays \
 the result out with the channels first, and numpy puts them last again.

@@ -12,14 +12,18 @@ from torch.utils.data import DataLoader, Dataset
 def compared(
     what: str, sides: Mapping[str, Callable[[], float]], count: int, rounds: int, *, unit: str = "image"
 ) -> list[str]:
-    """`sides`: name -> reads all `count` samples once and returns the seconds; others are compared to the first."""
+    """`sides`: name -> reads all `count` samples once and returns the seconds; others are compared to the first.
+
+    Each reads all of them twice in a row, and the second time counts: the first finds caches and memory as another left
+    them, which training does only once.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     work: dict[str, list[float]] = {name: [] for name in sides}
     draw = random.Random(0)
     for number in range(rounds + 1):
-        # In another order every time: each finds caches and memory as the one before left them.
         for name in draw.sample(list(sides), len(sides)):
             run = sides[name]
+            run()
             before = _cpu_seconds()
             took = run()
             used = _cpu_seconds() - before
