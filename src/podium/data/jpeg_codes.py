@@ -216,6 +216,16 @@ def _value(word: Kind, length: Kind, extra: Kind) -> Kind:
 
 
 @compiled(error_model="numpy")
+def _long_code(word: Kind, kind: Kind, short: Kind, limits: Kind, bases: Kind, symbols: Kind) -> Kind:
+    """(bits, run, value) of a code and value of any length; no bits where there is none."""
+    length, symbol = _symbol(word, kind, short, limits, bases, symbols)
+    run, extra = symbol >> 4, symbol & 15
+    if extra == 0 and run < 15:
+        run = _REST
+    return np.uint64(length + extra if length else 0), np.uint64(run), _value(word, length, extra)
+
+
+@compiled(error_model="numpy")
 def read_codes(
     bits: Kind, num_bits: Kind, codes: Kind, quanta: Kind, sampling: Kind, units: Kind, window: Kind, planes: Kind
 ) -> Kind:
@@ -295,17 +305,14 @@ def read_codes(
                         if not known:
                             # All bits of the longest code and value again; 21 may be left, which does for a code.
                             word = _load(source + (place >> three)) << (place & seven)
-                            length, symbol = _symbol(word, 2 + kind, short, limits, bases, symbols)
-                            run, extra = np.uint64(symbol >> 4), symbol & 15
-                            if length == 0:
-                                return False
-                            place += np.uint64(length + extra)
-                            if extra == 0 and run < 15:
-                                break
+                            size, run, value = _long_code(word, 2 + kind, short, limits, bases, symbols)
+                            place += size
                             k += run
-                            if k > 63:
+                            if size == 0 or (k > 63 and run != _REST):
                                 return False
-                            coefficients[natural[k]] = _value(word, length, extra) * quanta[quantum + k]
+                            if k > 63:
+                                break
+                            coefficients[natural[k]] = value * quanta[quantum + k]
                             k += one
                     y, x = row - row_start, column - column_start
                     if component == 0:
@@ -331,15 +338,10 @@ def read_codes(
                         place += size
                         k = following
                     if not known:
-                        length, symbol = _symbol(word, 2 + kind, short, limits, bases, symbols)
-                        run, extra = np.uint64(symbol >> 4), symbol & 15
-                        if length == 0:
-                            return False
-                        place += np.uint64(length + extra)
-                        if extra == 0 and run < 15:
-                            break
+                        size, run, _ = _long_code(word, 2 + kind, short, limits, bases, symbols)
+                        place += size
                         k += run + one
-                        if k > 64:
+                        if size == 0 or (k > 64 and run != _REST):
                             return False
     # Of the last byte, bits may be left over.
     rest = num_bits - np.int64(place)
