@@ -13,6 +13,7 @@ Called by `jpeg_window.py`.
 
 import functools
 import math
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,7 +148,7 @@ def _load(context: Kind, address: Kind) -> Kind:
     """Eight bytes, the first of them the highest."""
 
     def code(context: Kind, b: ir.IRBuilder, signature: Kind, args: Kind) -> Kind:
-        return b.bswap(b.load(b.inttoptr(args[0], _LONG.as_pointer()), align=1))
+        return _first_highest(b, b.load(b.inttoptr(args[0], _LONG.as_pointer()), align=1))
 
     return types.uint64(types.uint64), code
 
@@ -157,10 +158,15 @@ def _store(context: Kind, address: Kind, word: Kind) -> Kind:
     """The inverse."""
 
     def code(context: Kind, b: ir.IRBuilder, signature: Kind, args: Kind) -> Kind:
-        b.store(b.bswap(args[1]), b.inttoptr(args[0], _LONG.as_pointer()), align=1)
+        b.store(_first_highest(b, args[1]), b.inttoptr(args[0], _LONG.as_pointer()), align=1)
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint64), code
+
+
+def _first_highest(b: ir.IRBuilder, word: Kind) -> Kind:
+    """Bytes the other way round, where the machine begins with the lowest."""
+    return b.bswap(word) if sys.byteorder == "little" else word
 
 
 @compiled(error_model="numpy")
