@@ -68,22 +68,13 @@ def codes_of(tables: tuple[bytes, bytes, bytes, bytes]) -> Codes | None:
     short, limits, bases = np.zeros((4, size), np.int32), np.zeros((4, 17), np.int64), np.zeros((4, 17), np.int64)
     symbols = np.zeros((4, 256), np.uint8)
     for table, kind in zip(tables, (0, 2, 1, 3), strict=True):
-        counts, given = table[:16], np.frombuffer(table, np.uint8, offset=16)
-        if sum(counts) != len(given) or len(given) > 256:
+        given = np.frombuffer(table, np.uint8)
+        num_symbols = len(given) - 16
+        if num_symbols != sum(table[:16]) or num_symbols > 256:
             return None
-        symbols[kind, : len(given)] = given
-        code = first = 0
-        for length, count in enumerate(counts, 1):
-            if code + count > 1 << length:
-                return None
-            bases[kind, length] = first - code
-            if length <= _BITS:
-                span = 1 << (_BITS - length)
-                entries = given[first : first + count].astype(np.int32) << 8 | length
-                short[kind, code * span : (code + count) * span] = np.repeat(entries, span)
-            code, first = code + count, first + count
-            limits[kind, length] = code << (16 - length)
-            code <<= 1
+        symbols[kind, :num_symbols] = given[16:]
+        if not _place_codes(given, short[kind], limits[kind], bases[kind]):
+            return None
     ahead, passed, steps = (np.zeros((2, size), np.uint8) for _ in range(3))
     pairs = np.zeros((2, size), np.uint64)
     for colour in range(2):
@@ -98,6 +89,26 @@ def codes_of(tables: tuple[bytes, bytes, bytes, bytes]) -> Codes | None:
 def quanta_of(tables: tuple[bytes, ...]) -> NDArray[np.int32]:
     """Of tables as they are in a file, one after the other: each has 64 numbers of one byte or two."""
     return np.concatenate([np.frombuffer(table, ">u2" if len(table) > 64 else "u1") for table in tables]).astype("i4")
+
+
+@compiled(error_model="numpy")
+def _place_codes(given: Kind, short: Kind, limits: Kind, bases: Kind) -> Kind:
+    """Codes follow one another, shorter ones first. False where there are more than there is room for."""
+    code = first = 0
+    for length in range(1, 17):
+        count = int(given[length - 1])
+        if code + count > 1 << length:
+            return False
+        bases[length] = first - code
+        if length <= _BITS:
+            span = 1 << (_BITS - length)
+            for number in range(count):
+                entry = np.int32(given[16 + first + number]) << 8 | length
+                short[(code + number) * span : (code + number + 1) * span] = entry
+        code, first = code + count, first + count
+        limits[length] = code << (16 - length)
+        code <<= 1
+    return True
 
 
 @compiled(error_model="numpy")

@@ -4,9 +4,6 @@ have fewer samples come from the nearest two or four, 3 : 1 in each direction. C
 Sixteen pixels at a time, in registers that LLVM chooses: numba counts in 64 bits, which takes five times as long.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -19,8 +16,6 @@ _SIZE = 16  # of a vector
 ROOM = 3 * _SIZE
 _BYTE, _SHORT = ir.IntType(8), ir.IntType(16)
 _SHORTS, _WIDE = ir.VectorType(_SHORT, _SIZE), ir.VectorType(ir.IntType(32), _SIZE)
-
-Part = tuple[Any, Callable[..., Any]]
 
 
 def _constant(kind: Kind, value: int) -> Kind:
@@ -38,7 +33,7 @@ def _spread(b: ir.IRBuilder, value: Kind) -> Kind:
 
 
 @intrinsic
-def _add_rows(context: Kind, near: Kind, weight: Kind, far: Kind, into: Kind) -> Part:
+def _add_rows(context: Kind, near: Kind, weight: Kind, far: Kind, into: Kind) -> Kind:
     """`weight` · sixteen samples + those of another row, as int16."""
 
     def code(context: Kind, b: ir.IRBuilder, signature: Kind, args: Kind) -> Kind:
@@ -51,7 +46,7 @@ def _add_rows(context: Kind, near: Kind, weight: Kind, far: Kind, into: Kind) ->
 
 
 @intrinsic
-def _widen(context: Kind, line: Kind, onto: Kind, low: Kind, high: Kind, shift: Kind) -> Part:
+def _widen(context: Kind, line: Kind, onto: Kind, low: Kind, high: Kind, shift: Kind) -> Kind:
     """Thirty-two values between the second, third … of eighteen: (3 · this + the one before + low) >> shift, then
     (3 · this + the one after + high) >> shift."""
 
@@ -72,7 +67,7 @@ def _widen(context: Kind, line: Kind, onto: Kind, low: Kind, high: Kind, shift: 
 
 
 @intrinsic
-def _mix(context: Kind, bright: Kind, blues: Kind, reds: Kind, out: Kind) -> Part:
+def _mix(context: Kind, bright: Kind, blues: Kind, reds: Kind, out: Kind) -> Kind:
     """RGB of sixteen pixels. Factors are 1.402, 0.34414, 0.71414 and 1.772 times 2^16, less what is added whole."""
 
     def code(context: Kind, b: ir.IRBuilder, signature: Kind, args: Kind) -> Kind:
