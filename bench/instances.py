@@ -30,7 +30,7 @@ CASES = {
         "workload.data.source=generated",
         "workload.data.samples=6144",
         "batch.micro=192",
-        "train.length=20up",
+        "train.length=8up",
         "engine.updates_per_call=2",
     ],
     "mnist": ["workload.data.source=generated", "batch.micro=16", "train.length=120up", "engine.updates_per_call=4"],
