@@ -6,12 +6,11 @@ Pure but for reading the environment, and the only reader of launch variables (t
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from podium.cores import own_cores
+from podium.cores import numa_nodes, own_cores
 from podium.errors import UserError
 from podium.table import Table
 
@@ -232,20 +231,12 @@ def first_slurm_host(hosts: str) -> str:
 def usable_cores() -> tuple[int, ...]:
     """The cores of this process. Those of one NUMA node stand together, so that neighbouring cores share memory; what
     an instance bound to them touches first is then kept near them by the system."""
-    return by_numa_node(
-        own_cores(), [path.read_text() for path in sorted(Path("/sys/devices/system/node").glob("node*/cpulist"))]
-    )
+    return by_numa_node(own_cores(), numa_nodes())
 
 
-def by_numa_node(cores: set[int], core_lists: list[str]) -> tuple[int, ...]:
-    """`cores`, node after node; `core_lists` are the nodes' cores as the system writes them: `0-3,8`."""
-    node_of = {
-        core: node
-        for node, text in enumerate(core_lists)
-        for first, _, last in (part.partition("-") for part in text.strip().split(",") if part)
-        for core in range(int(first), int(last or first) + 1)
-    }
-    return tuple(sorted(cores, key=lambda core: (node_of.get(core, len(core_lists)), core)))
+def by_numa_node(cores: set[int], node_of: Mapping[int, int]) -> tuple[int, ...]:
+    """`cores`, node after node; those of no known node are last."""
+    return tuple(sorted(cores, key=lambda core: (node_of.get(core, len(node_of)), core)))
 
 
 def resolve_threads(threads: int | str, num_cores: int, num_replicas: int) -> int:

@@ -5,6 +5,8 @@ import os
 import random
 import signal
 import time
+from collections import defaultdict
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -106,6 +108,45 @@ def test_a_killed_instance_makes_the_run_start_anew_by_itself(killed, tmp_path, 
     assert "Traceback" not in done.stderr
     assert "SIGTERM" not in done.stderr + done.stdout  # how the other one is ended is nobody's business
     assert Run(tmp_path / "run").summary()["weights_sha256"] == undisturbed("mnist")
+
+
+def until_turned(launched) -> None:
+    """Until both instances have had both cores."""
+    seen = defaultdict(set)
+
+    def turned() -> bool:
+        found = instances_of(psutil.Process(launched.process.pid)).values()
+        with suppress(ProcessLookupError):
+            for pid in [process.pid for process in found]:
+                cores = os.sched_getaffinity(pid)
+                seen[pid] |= cores if len(cores) == 1 else set()
+        return [len(seen[process.pid]) for process in found] == [2, 2]
+
+    launched.until(turned, "a turn")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_instances_change_cores_by_turns_also_after_a_start_anew(tmp_path, undisturbed):
+    with started("train", *recipe_of("mnist"), "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
+        launched.until_records(tmp_path / "run", 6)
+        until_turned(launched)
+        instances_of(psutil.Process(launched.process.pid))[1].kill()
+        launched.until(lambda: "starting anew" in launched.stderr, "the new start")
+        until_turned(launched)
+        assert launched.ended().returncode == 0
+    assert Run(tmp_path / "run").summary()["weights_sha256"] == undisturbed("mnist")
+
+
+def test_instances_keep_their_cores_where_asked(tmp_path):
+    args = ["train", *recipe_of("mnist"), "launch.turns=false", "--instances", 2, "--out", "run"]
+    with started(*args, cwd=tmp_path) as launched:
+        launched.until_records(tmp_path / "run", 1)
+        instances = instances_of(psutil.Process(launched.process.pid))
+        seen = set()
+        for _ in range(20):
+            seen.add(tuple(tuple(os.sched_getaffinity(instances[index].pid)) for index in range(2)))
+            time.sleep(0.05)
+    assert len(seen) == 1
 
 
 def test_restarts_come_to_an_end(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podium.cores import read_numa_nodes
 from podium.errors import UserError
 from podium.topology import (
     auto_instances,
@@ -158,7 +159,7 @@ def test_instances_of_a_host_share_its_cores_without_overlap(num_cores, local_co
     ],
 )
 def test_cores_of_one_numa_node_stand_together(cores, lists, ordered):
-    assert by_numa_node(cores, lists) == ordered
+    assert by_numa_node(cores, read_numa_nodes(lists)) == ordered
 
 
 TORCHRUN = {

@@ -39,6 +39,8 @@ class LaunchSection(Section):
     port: Annotated[int, Field(ge=1, le=65535)] = 29400
     #: the command that reaches another host, with its options as in a shell
     ssh: Annotated[str, AfterValidator(_command)] = "ssh"
+    #: instances of one core each change cores by turns, so that all have their share of the slowest
+    turns: bool = True
 
 
 @dataclass(frozen=True)

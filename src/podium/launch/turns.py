@@ -1,0 +1,84 @@
+"""Instances change cores by turns, so that each of them has its share of the slowest.
+
+Instances wait for one another at every update, so the slowest core of the moment sets the pace of all. Cores of virtual
+machines are rarely equal: what a neighbour does takes a few percent of one or of another, and that changes within
+minutes. With turns, all instances are slowed alike by what slows one core (bench/results/turns.md). It moves threads
+and nothing else: weights do not depend on it.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+#: Turns from one look at the threads beside the training to the next.
+_LOOK = 10
+
+
+class Turns:
+    """Moves the training threads of a host's instances; the threads beside them (feed, saving) keep to one core each.
+
+    Those are started by training threads, wherever these are, and brought back to the core that their instance had
+    first: every core then carries the helpers of one instance.
+    """
+
+    def __init__(self, node_of: Mapping[int, int]) -> None:
+        """`node_of`: the NUMA node of every core; nobody leaves its own."""
+        self._node_of = node_of
+        self._homes: dict[int, int] = {}
+        self._num_turns = 0
+
+    def change(self, process_ids: Sequence[int]) -> bool:
+        """Gives the core of each process to the next one; whether it did.
+
+        Nothing is done while a process has more than one core, or one that another has too: it is still starting, has
+        more threads than one, or shares what there is.
+        """
+        try:
+            bound = [os.sched_getaffinity(process_id) for process_id in process_ids]
+        except (ProcessLookupError, AttributeError):  # one has ended; or this is not Linux
+            return False
+        cores = [core for allowed in bound for core in allowed]
+        if not len(bound) == len(cores) == len(set(cores)):
+            return False
+        if set(process_ids) != set(self._homes):  # the first turn, also after a start anew
+            self._homes, self._num_turns = dict(zip(process_ids, cores, strict=True)), 0
+        moves = next_cores(cores, self._node_of)
+        if moves == cores:
+            return False
+        for process_id, core in zip(process_ids, moves, strict=True):
+            _move(process_id, core)  # of a process, it is the first thread that has its number: the one that trains
+        if self._num_turns % _LOOK == 0:
+            self._bring_home()
+        self._num_turns += 1
+        return True
+
+    def _bring_home(self) -> None:
+        for process_id, home in self._homes.items():
+            for thread in _helpers(process_id):
+                with suppress(ProcessLookupError):
+                    allowed = os.sched_getaffinity(thread)
+                    if len(allowed) == 1 and allowed != {home}:  # those from before the binding go where they like
+                        _move(thread, home)
+
+
+def next_cores(cores: Sequence[int], node_of: Mapping[int, int]) -> list[int]:
+    """For each of `cores` the one behind it on its NUMA node; behind the last comes the first."""
+    nodes: dict[int | None, list[int]] = {}
+    for core in sorted(cores):
+        nodes.setdefault(node_of.get(core), []).append(core)
+    after = {core: node[place - len(node) + 1] for node in nodes.values() for place, core in enumerate(node)}
+    return [after[core] for core in cores]
+
+
+def _helpers(process_id: int) -> Iterator[int]:
+    """All threads of a process but the first; none once it has ended."""
+    with suppress(OSError):
+        for entry in Path(f"/proc/{process_id}/task").iterdir():
+            if int(entry.name) != process_id:
+                yield int(entry.name)
+
+
+def _move(thread: int, core: int) -> None:
+    with suppress(ProcessLookupError):
+        os.sched_setaffinity(thread, {core})
