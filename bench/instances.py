@@ -1,83 +1,139 @@
 """Samples per second and weights on 1, 2, 4 and 8 instances, and how long a run takes to go on after a kill.
 
-    python -m bench.instances            several minutes; prints tables and writes bench/results/instances.md
+    python -m bench.instances            half an hour; prints tables and writes bench/results/instances.md
 
-Every row is `podium train … --instances N` in processes of its own, one thread per replica, rows in turns over the
-rounds. The rate is that of the run's own records without the first, over the whole run; the weights must agree. What
-the machine itself has to give is shown by two runs of one instance side by side, each on a core of its own, which have
-nothing to do with each other.
+Every row is `podium train … --instances N` in processes of its own, one thread per replica. The machine gives now more
+and now less, for minutes at a time, so all rows are started and stopped again (SIGSTOP), and then go on one after the
+other for some seconds each, in another order every round: what is compared was measured within one minute. Rates are
+those between a stretch's first and last record. As memory lies better or worse for one process than for another, there
+are several sets of such processes. Weights are those of short runs to their end, and must agree. What the machine
+itself has to give is shown by two runs of one instance side by side, each on a core of its own, which have nothing to
+do with each other.
 """
 
 import argparse
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 
 from bench.where import when_and_where
+from podium.cores import numa_nodes
+from podium.launch.turns import Turns
 
 RESULTS = Path(__file__).parent / "results" / "instances.md"
 CASES = {
-    "neuron/full": [
-        "workload.data.source=generated",
-        "workload.data.samples=6144",
-        "batch.micro=192",
-        "train.length=8up",
-        "engine.updates_per_call=2",
-    ],
-    "mnist": ["workload.data.source=generated", "batch.micro=16", "train.length=120up", "engine.updates_per_call=4"],
-}
+    "neuron/full": ["workload.data.source=generated", "workload.data.samples=6144", "batch.micro=192",
+                    "engine.updates_per_call=1"],
+    "mnist": ["workload.data.source=generated", "batch.micro=16", "engine.updates_per_call=4"],
+}  # fmt: skip
+#: Updates of the runs to the end, and seconds of a stretch.
+LENGTHS = {"neuron/full": ("4up", 8.0), "mnist": ("60up", 3.0)}
 PLAIN = ["batch.replicas=8", "engine.threads=1", "valid.every=0", "valid.max_samples=8",
          "checkpoint.every=0", "log.report=false", "log.tensorboard=false", "schedule.warmup=0"]  # fmt: skip
+#: Rows beside those of instance counts. The turns of the second are made from here, in the processes of the first.
+KEPT, TURNED, APART = "2, cores kept", "2, the same by turns", "1 + 1 apart"
+TURN_S = 0.1
 
 
 def command(*args: object) -> list[str]:
     return [sys.executable, "-m", "podium", *map(str, args)]
 
 
-def rate(recipe: str, num_instances: int, folder: Path) -> tuple[float, str]:
-    """(samples per second, sha256 of the weights) of one run."""
-    with started(recipe, num_instances, folder / f"{time.monotonic_ns()}") as run:
-        pass
-    return result(run)
+def weights(recipe: str, num_instances: int, out: Path) -> str:
+    """sha256 of the weights of a short run."""
+    length, _ = LENGTHS[recipe]
+    args = ["train", recipe, *CASES[recipe], *PLAIN, f"train.length={length}", "--instances", num_instances]
+    subprocess.run(command(*args, "--out", out), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return str(json.loads((out / "summary.json").read_text())["weights_sha256"])
 
 
-def rate_apart(recipe: str, folder: Path) -> float:
-    """Samples per second of two runs of one instance, side by side, added."""
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    outs = [folder / f"{time.monotonic_ns()}-{core}" for core in cores]
-    with started(recipe, 1, outs[0], cores[0]) as first, started(recipe, 1, outs[1], cores[1]) as second:
-        pass
-    return result(first)[0] + result(second)[0]
+class Runs:
+    """One row: runs that go on side by side when they are told to, and are stopped otherwise."""
+
+    def __init__(self, recipe: str, name: str, folder: Path) -> None:
+        self._metrics, self._trees = [], []
+        cores = sorted(os.sched_getaffinity(0))[:2] if name == APART else [None]
+        for core in cores:
+            out = folder / f"{time.monotonic_ns()}"
+            args = ["train", recipe, *CASES[recipe], *PLAIN, "train.length=1000000up", "--out", out,
+                    f"launch.turns={'false' if name == KEPT else 'true'}", "--instances", name[0]]  # fmt: skip
+            run = subprocess.Popen(command(*args), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            if core is not None:
+                os.sched_setaffinity(run.pid, {core})
+            self._metrics.append(out / "metrics.jsonl")
+            while len(_records(self._metrics[-1])) < 3:
+                assert run.poll() is None, run.args
+                time.sleep(0.05)
+            launcher = psutil.Process(run.pid)
+            self._trees.append([launcher, *launcher.children(recursive=True)])
+            self._send(signal.SIGSTOP)
+
+    def rate(self, seconds: float, *, turned: bool = False) -> float:
+        """Samples per second of all together, over a stretch."""
+        before = [len(_records(path)) for path in self._metrics]
+        turns, instances = Turns(numa_nodes()), [process.pid for process in self._trees[0][1:]]
+        end = time.monotonic() + seconds
+        self._send(signal.SIGCONT)
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, TURN_S) if turned else left)
+            assert not turned or turns.change(instances)
+        self._send(signal.SIGSTOP)
+        total = 0.0
+        for path, count in zip(self._metrics, before, strict=True):
+            records = _records(path)
+            first, last = records[count], records[-1]  # up to the first it may have stood still
+            total += (last["samples"] - first["samples"]) / (last["time/total_s"] - first["time/total_s"])
+        return total
+
+    def end(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        for tree in self._trees:
+            for process in tree:
+                process.send_signal(number)
 
 
-def started(recipe: str, num_instances: int, out: Path, core: int | None = None) -> subprocess.Popen[bytes]:
-    args = command("train", recipe, *CASES[recipe], *PLAIN, "--instances", num_instances, "--out", out)
-    process = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    if core is not None:
-        os.sched_setaffinity(process.pid, {core})
-    return process
+def _records(metrics: Path) -> list[dict[str, float]]:
+    """Those that are written to the end."""
+    text = metrics.read_text() if metrics.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def result(run: subprocess.Popen[bytes]) -> tuple[float, str]:
-    """(samples per second, sha256 of the weights) of a run that has ended."""
-    assert run.returncode == 0, run.args
-    assert isinstance(run.args, list)
-    out = Path(str(run.args[-1]))
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    seconds = samples = 0.0
-    for before, record in pairwise(records):
-        samples += record["samples"] - before["samples"]
-        seconds += (record["samples"] - before["samples"]) / record["train/samples_per_second"]
-    return samples / seconds, json.loads((out / "summary.json").read_text())["weights_sha256"]
+@contextmanager
+def going(recipe: str, names: Sequence[str], folder: Path) -> Iterator[dict[str, Runs]]:
+    with ExitStack() as stack:
+        rows = {}
+        for name in names:
+            if name != TURNED:
+                rows[name] = Runs(recipe, name, folder)
+                stack.callback(rows[name].end)
+        yield {**rows, TURNED: rows[KEPT]}
+
+
+def rates(recipe: str, names: Sequence[str], num_sets: int, rounds: int, folder: Path) -> dict[str, list[float]]:
+    """By row, the samples per second of every round."""
+    found: dict[str, list[float]] = {name: [] for name in names}
+    _, seconds = LENGTHS[recipe]
+    draw = random.Random(0)
+    for _ in range(num_sets):
+        with going(recipe, names, folder) as rows:
+            for _ in range(rounds):
+                for name in draw.sample(list(names), len(names)):
+                    found[name].append(rows[name].rate(seconds, turned=name == TURNED))
+                print(recipe, {name: round(values[-1]) for name, values in found.items()}, flush=True)
+    return found
 
 
 def seconds_after_kill(folder: Path) -> tuple[float, float]:
@@ -114,49 +170,45 @@ def seconds_after_kill(folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sets", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--counts", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--recipes", nargs="+", choices=CASES, default=list(CASES))
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    lines = []
+    names = [*map(str, options.counts), KEPT, TURNED, APART]
+    lines, gains = [], []
     with tempfile.TemporaryDirectory(prefix="podium-instances-") as name:
+        folder = Path(name)
         for recipe in options.recipes:
-            rates: dict[int, list[float]] = {count: [] for count in options.counts}
-            apart: list[float] = []
-            weights: dict[int, set[str]] = {count: set() for count in options.counts}
-            for _ in range(options.rounds):
-                for count in options.counts:
-                    found, digest = rate(recipe, count, Path(name))
-                    rates[count].append(found)
-                    weights[count].add(digest)
-                    print(f"{recipe} on {count}: {found:,.0f} samples/s, {digest[:12]}", flush=True)
-                apart.append(rate_apart(recipe, Path(name)))
-                print(f"{recipe}, two runs apart: {apart[-1]:,.0f} samples/s", flush=True)
-            assert len(set.union(*weights.values())) == 1, "weights differ"
-            for count in options.counts:
-                middle = statistics.median(rates[count])
-                speedup = statistics.median(a / b for a, b in zip(rates[count], rates[options.counts[0]], strict=True))
-                spread = f"{min(rates[count]):,.0f} … {max(rates[count]):,.0f}"
-                (digest,) = weights[count]
-                lines.append(f"| {recipe} | {count} | {middle:,.0f} | {spread} | {speedup:.2f} | {digest[:16]} |")
-            first = rates[options.counts[0]]
-            speedup = statistics.median(a / b for a, b in zip(apart, first, strict=True))
-            spread = f"{min(apart):,.0f} … {max(apart):,.0f}"
-            lines.append(f"| {recipe} | 1 + 1 apart | {statistics.median(apart):,.0f} | {spread} | {speedup:.2f} | |")
-        kills = [seconds_after_kill(Path(name)) for _ in range(options.rounds)]
+            digests = {count: weights(recipe, count, folder / f"{time.monotonic_ns()}") for count in options.counts}
+            assert len(set(digests.values())) == 1, f"weights differ: {digests}"
+            found = rates(recipe, names, options.sets, options.rounds, folder)
+            for row, values in found.items():
+                ratios = [rate / first for rate, first in zip(values, found[names[0]], strict=True)]
+                low, middle, high = statistics.quantiles(ratios)
+                digest = digests.get(int(row), "") if row.isdigit() else ""
+                lines.append(
+                    f"| {recipe} | {row} | {statistics.median(values):,.0f} | {middle:.2f} | {low:.2f} … {high:.2f} "
+                    f"| {digest[:16]} |"
+                )
+            gain = statistics.quantiles(a / b for a, b in zip(found[TURNED], found[KEPT], strict=True))
+            gains.append(f"{gain[1]:.3f} for {recipe} (quartiles {gain[0]:.3f} … {gain[2]:.3f})")
+        kills = [seconds_after_kill(folder) for _ in range(options.sets)]
     told, again = (statistics.median(values) for values in zip(*kills, strict=True))
     text = "\n".join(
         [
             "# Instances",
             "",
             f"{when_and_where(load)}. "
-            f"8 replicas, 1 thread each; medians of {options.rounds} rounds in turns. "
-            "Made by `python -m bench.instances`.",
+            f"8 replicas, 1 thread each; medians of {options.sets} sets of {options.rounds} rounds in turns, with the "
+            "quartiles of the ratios. Made by `python -m bench.instances`.",
             "",
-            "| recipe | instances | samples/s | least … most | against 1 instance | weights_sha256 |",
+            "| recipe | instances | samples/s | against 1 instance | quartiles | weights_sha256 |",
             "|---|---|---|---|---|---|",
             *lines,
+            "",
+            f"Cores by turns against cores kept, in the same processes: {', '.join(gains)}.",
             "",
             f"After SIGKILL of one of two instances (mnist): {told:.1f} s until the launcher says so and starts anew, "
             f"{again:.1f} s until the next update is done.",
