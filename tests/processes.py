@@ -54,13 +54,13 @@ class Started:
 
 
 @contextlib.contextmanager
-def started(*args: object, cwd: Path) -> Iterator[Started]:
-    """`podium ARGS` as a process beside the test; killed when left."""
+def started(*args: object, cwd: Path, under: Sequence[str] = ()) -> Iterator[Started]:
+    """`podium ARGS` as a process beside the test, `under` another command; killed when left."""
     errors = cwd / f"stderr-{time.monotonic_ns()}"
     with (
         errors.open("wb") as file,
         subprocess.Popen(
-            podium_command(*args),
+            [*under, *podium_command(*args)],
             cwd=cwd,
             stdout=subprocess.DEVNULL,
             stderr=file,

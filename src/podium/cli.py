@@ -10,6 +10,7 @@ import typer
 from podium import __version__
 from podium.errors import PodiumError
 from podium.interrupt import StopRequest
+from podium.terminal import leave_closed_terminal
 
 # torch's libraries report every failed look-up of a host name; read when they are loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -51,6 +52,7 @@ def main() -> NoReturn:
     try:
         app(standalone_mode=True)
     except PodiumError as error:
+        leave_closed_terminal()
         print(f"podium: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

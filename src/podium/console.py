@@ -16,10 +16,20 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table as RichTable
 
 from podium.table import Table
+from podium.terminal import leave_closed_terminal
+
+
+class _Console(Console):
+    """rich's own, but a terminal that was closed in the meantime is no error."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        leave_closed_terminal()
+        super().print(*objects, **options)
+
 
 #: Results and tables go to standard output, so that they can be piped; progress and messages to standard error.
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = _Console(highlight=False)
+err = _Console(stderr=True, highlight=False)
 
 #: Seconds between two plain lines when nothing else makes one due.
 PLAIN_EVERY_S = 10.0

@@ -15,11 +15,11 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from podium.errors import Interrupted, PodiumError
+from podium.terminal import leave_closed_terminal
 
 if TYPE_CHECKING:
     from podium.engine.instances import Instances
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 #: What is said to a signal that is only noted, and about a second SIGINT.
 _ANSWERS = {
     "training": ("stopping and saving after this update", "stops at once, without saving"),
@@ -27,8 +27,14 @@ _ANSWERS = {
 }
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Those that ask to stop. SIGHUP, which a closing terminal sends, is one unless it is ignored, as under nohup."""
+    always = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    return always if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (*always, signal.SIGHUP)
+
+
 class StopRequest:
-    """While entered, SIGTERM, SIGINT and SIGUSR1 ask to stop; a second SIGINT ends the process at once.
+    """While entered, SIGTERM, SIGHUP, SIGINT and SIGUSR1 ask to stop; a second SIGINT ends the process at once.
 
     A signal sets `reason`. Between `answer_at_once` and `begin` it also raises Interrupted, wherever the process is;
     not before, as libraries do not bear that while they are being loaded. May be entered again inside itself.
@@ -80,7 +86,7 @@ class StopRequest:
         self._phase = "done"
 
     def __enter__(self) -> Self:
-        self._previous.append({number: signal.signal(number, self._handle) for number in _SIGNALS})
+        self._previous.append({number: signal.signal(number, self._handle) for number in stop_signals()})
         return self
 
     def __exit__(
@@ -95,6 +101,7 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
+        leave_closed_terminal()
         if number == signal.SIGINT and self._asked_by_hand:
             _write("\x1b[?25h" if os.isatty(2) else "")  # the live display hid the cursor
             os._exit(130)

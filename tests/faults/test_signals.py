@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,8 +24,8 @@ from podium.recipe import load_recipe
 from podium.run import Run, open_run
 from podium.train import train
 from podium.workloads.neuron.simulate import VERSION
-from tests.conftest import TINY, assert_user_error, run_files
-from tests.processes import podium_here, started
+from tests.conftest import TINY, assert_user_error, podium_command, run_files
+from tests.processes import DEADLINE_S, podium_here, started, until
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +71,7 @@ def assert_resumable(done, run, reason: str) -> None:
         ("neuron", signal.SIGTERM),
         ("mnist", signal.SIGINT),
         ("neuron", signal.SIGUSR1),
+        ("mnist", signal.SIGHUP),
     ],
 )
 def test_a_signal_saves_and_a_resume_ends_at_the_same_weights(workload, number, tmp_path, straight):
@@ -87,6 +90,54 @@ def test_a_signal_saves_and_a_resume_ends_at_the_same_weights(workload, number, 
     assert updates == list(range(5, 201, 5))
 
     assert_user_error(podium_here("resume", tmp_path / "run"), "is complete: 200 of 200 updates are done")
+
+
+@pytest.mark.parametrize("num_instances", [1, 2])
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "ignored"])
+def test_a_terminal_that_is_closed_saves_unless_that_is_ignored(ignored, num_instances, tmp_path):
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+    command = podium_command(
+        "train", *TINY["mnist"], LENGTH, "batch.replicas=2", "--instances", num_instances, "--out", "run"
+    )
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=take_terminal,
+    ) as process:  # fmt: skip
+        try:
+            os.close(theirs)
+            metrics, seen = tmp_path / "run" / "metrics.jsonl", []
+
+            def recorded() -> bool:
+                with suppress(OSError):  # what is not read would stop those that write
+                    seen.append(os.read(ours, 2**16))
+                assert process.poll() is None, b"".join(seen).decode()
+                return metrics.exists() and metrics.read_bytes().count(b"\n") >= 2
+
+            until(recorded, "records")
+            os.close(ours)
+            assert process.wait(DEADLINE_S) == (0 if ignored else 75)
+        finally:
+            process.kill()
+    run = open_run(tmp_path / "run")
+    assert run.summary()["state"] == ("done" if ignored else "interrupted")
+    assert checkpoint.load_latest(run.checkpoints, pytest.fail).update == run.summary()["updates"] > 0
+
+
+@pytest.mark.parametrize("num_instances", [1, 2])
+def test_nohup_lets_a_run_go_on(num_instances, tmp_path):
+    args = ["train", *TINY["mnist"], LENGTH, "batch.replicas=2", "--instances", num_instances, "--out", "run"]
+    with started(*args, cwd=tmp_path, under=["nohup"]) as podium:
+        podium.until_records(tmp_path / "run")
+        for process in psutil.Process(podium.process.pid).children(recursive=True):
+            process.send_signal(signal.SIGHUP)
+        done = podium.ended(by=signal.SIGHUP)
+    assert done.returncode == 0, done.stderr
+    assert open_run(tmp_path / "run").summary()["state"] == "done"
 
 
 @pytest.mark.parametrize("workload", sorted(TINY))

@@ -35,14 +35,15 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from podium.console import say, warn
 from podium.cores import numa_nodes
 from podium.errors import Interrupted, PodiumError, TrainingFailed, UserError
+from podium.interrupt import stop_signals
 from podium.launch.failures import PEER_LOST, Failure, cause, clear_failures, note_request, read_failures
 from podium.launch.plan import LaunchPlan, LaunchSection
 from podium.launch.sockets import give_up_after, listening_store
 from podium.launch.ssh import Other, end_with_input
 from podium.launch.turns import Turns
+from podium.terminal import leave_closed_terminal
 from podium.topology import ends_with_input, launch_environment, usable_cores
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 #: The agents tell each other that they live every second; five missed ones and a host counts as gone.
 _KEEP_ALIVE_S, _KEEP_ALIVE_MISSES = 1, 5
 _MAX_CLOCK_GAP_S = 3.0
@@ -67,7 +68,7 @@ def launch(plan: LaunchPlan, section: LaunchSection, others: Mapping[str, Sequen
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # The agent would turn signals into an immediate end; instances must have the time to save.
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP,SIGQUIT"
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     folder = Path(tempfile.mkdtemp(prefix="podium-launch-"))
     os.environ.update(launch_environment(str(folder), _host_name(plan), usable_cores()))
     started: list[Other] = []
@@ -228,6 +229,7 @@ def _forwarding(agent: _Agent) -> Iterator[None]:
 
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
+        leave_closed_terminal()
         again = interrupted and number == signal.SIGINT
         interrupted = interrupted or number == signal.SIGINT
         agent.stopped_by = signal.Signals(number).name
@@ -238,7 +240,7 @@ def _forwarding(agent: _Agent) -> Iterator[None]:
         if again:
             os._exit(130)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
         yield
     finally:

@@ -2,8 +2,8 @@
 
 Instances wait for one another at every update, so the slowest core of the moment sets the pace of all. Cores of virtual
 machines are rarely equal: what a neighbour does takes a few percent of one or of another, and that changes within
-minutes. With turns, all instances are slowed alike by what slows one core (bench/results/instances.md). It moves threads
-and nothing else: weights do not depend on it.
+minutes. With turns, all instances are slowed alike by what slows one core (bench/results/instances.md). Threads are
+moved and nothing else: weights do not depend on it.
 """
 
 import os
