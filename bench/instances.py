@@ -1,6 +1,6 @@
 """Samples per second and weights on 1, 2, 4 and 8 instances, and how long a run takes to go on after a kill.
 
-    python -m bench.instances            half an hour; prints tables and writes bench/results/instances.md
+    python -m bench.instances            half an hour, in a session of its own (setsid); prints tables and writes bench/results/instances.md
 
 Every row is `podium train … --instances N` in processes of its own, one thread per replica. The machine gives now more
 and now less, for minutes at a time, so all rows are started and stopped again (SIGSTOP), and then go on one after the
