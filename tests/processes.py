@@ -53,6 +53,11 @@ class Started:
         return subprocess.CompletedProcess(self.process.args, returncode, "", self.stderr)
 
 
+def _hear_hangups() -> None:
+    """Tests may run under nohup, whose ignored SIGHUP is handed down."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def started(*args: object, cwd: Path, under: Sequence[str] = ()) -> Iterator[Started]:
     """`podium ARGS` as a process beside the test, `under` another command; killed when left."""
@@ -65,6 +70,7 @@ def started(*args: object, cwd: Path, under: Sequence[str] = ()) -> Iterator[Sta
             stdout=subprocess.DEVNULL,
             stderr=file,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            preexec_fn=_hear_hangups,
         ) as process,
     ):
         try:
