@@ -1,5 +1,6 @@
 """Cores by turns: who gets which, on real processes where this machine has the cores for it."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -108,6 +109,18 @@ def test_nothing_moves_where_turns_make_no_sense(what, processes):
     turns = Turns({first: 0, second: 1} if what == "two nodes" else {})
     assert not turns.change(numbers(left if what == "one alone" else processes))
     assert [cores_of(process) for process in left] == [[cores] * 2 for cores in wanted[: len(left)]]
+
+
+@NEEDS_TWO
+@pytest.mark.parametrize("error", [OSError(errno.EINVAL, "no such core"), PermissionError(), ProcessLookupError()])
+def test_a_core_that_was_taken_away_ends_nothing(error, processes, monkeypatch):
+    def refuse(thread, cores):
+        raise error
+
+    monkeypatch.setattr("os.sched_setaffinity", refuse)
+    Turns({}).change(numbers(processes))
+    first, second = two_cores()
+    assert [cores_of(process) for process in processes] == [[{first}] * 2, [{second}] * 2]
 
 
 @NEEDS_TWO

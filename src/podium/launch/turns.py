@@ -36,7 +36,7 @@ class Turns:
         """
         try:
             bound = [os.sched_getaffinity(process_id) for process_id in process_ids]
-        except (ProcessLookupError, AttributeError):  # one has ended; or this is not Linux
+        except (OSError, AttributeError):  # one has ended; or this is not Linux
             return False
         cores = [core for allowed in bound for core in allowed]
         if not len(bound) == len(cores) == len(set(cores)):
@@ -56,7 +56,7 @@ class Turns:
     def _bring_home(self) -> None:
         for process_id, home in self._homes.items():
             for thread in _helpers(process_id):
-                with suppress(ProcessLookupError):
+                with suppress(OSError):
                     allowed = os.sched_getaffinity(thread)
                     if len(allowed) == 1 and allowed != {home}:  # those from before the binding go where they like
                         _move(thread, home)
@@ -80,5 +80,5 @@ def _helpers(process_id: int) -> Iterator[int]:
 
 
 def _move(thread: int, core: int) -> None:
-    with suppress(ProcessLookupError):
+    with suppress(OSError):  # it has ended, or the core was taken from us: no reason to end a run
         os.sched_setaffinity(thread, {core})
