@@ -1,14 +1,14 @@
 """Samples per second and weights on 1, 2, 4 and 8 instances, and how long a run takes to go on after a kill.
 
-    setsid python -m bench.instances     half an hour; prints tables and writes bench/results/instances.md
+    python -m bench.instances            half an hour; prints tables and writes bench/results/instances.md
 
 Every row is `podium train … --instances N` in processes of its own, one thread per replica. The machine gives now more
 and now less, for minutes at a time, so all rows are started and stopped again (SIGSTOP), and then go on one after the
 other for some seconds each, in another order every round: what is compared was measured within one minute. Rates are
 those between a stretch's first and last record. As memory lies better or worse for one process than for another, there
-are several sets of such processes. setsid, as a shell that ends hangs up on stopped processes of its session. Weights
-are those of short runs to their end, and must agree. What the machine itself has to give is shown by two runs of one
-instance side by side, each on a core of its own, which have nothing to do with each other.
+are several sets of such processes. Weights are those of short runs to their end, and must agree. What the machine
+itself has to give is shown by two runs of one instance side by side, each on a core of its own, which have nothing to
+do with each other.
 """
 
 import argparse
@@ -68,7 +68,10 @@ class Runs:
             out = folder / f"{time.monotonic_ns()}"
             args = ["train", recipe, *CASES[recipe], *PLAIN, "train.length=1000000up", "--out", out,
                     f"launch.turns={'false' if name == KEPT else 'true'}", "--instances", name[0]]  # fmt: skip
-            run = subprocess.Popen(command(*args), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            # In a session of its own: a shell that ends hangs up on what is stopped in its own.
+            run = subprocess.Popen(
+                command(*args), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            )
             if core is not None:
                 os.sched_setaffinity(run.pid, {core})
             self._metrics.append(out / "metrics.jsonl")
