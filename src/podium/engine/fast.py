@@ -32,7 +32,7 @@ class Fast:
         self._take_message(params, buffers, instances, waited)
         self._ddp = DistributedDataParallel(
             model,
-            process_group=instances.gradient_group,
+            process_group=instances.group,
             forward_sync_buffers=False,  # they are averaged instead, see `start`
             gradient_as_bucket_view=True,
         )

@@ -20,7 +20,7 @@ _PIECE_BYTES = 4 << 20
 _ROUND_BYTES = 1 << 18
 #: above this the additions saved by halving outweigh the rounds (2 instances, where both send the same bytes)
 _DOUBLING_BYTES = 1 << 20
-#: lane n uses tag _FIRST_TAG + n of the gradient group; those below are free for others
+#: lane n uses tag _FIRST_TAG + n; those below are free for others
 _FIRST_TAG = 16
 
 
@@ -35,8 +35,9 @@ class InstanceLost(RuntimeError):
 class Instances:
     """This process among `count` of them, which carry the aligned blocks of replicas in order of `index`.
 
-    Collective calls: every instance makes the same ones in the same order. `sum_exact` talks over a group of its own
-    and may be called by other threads while the main thread uses the rest.
+    Collective calls: every instance makes the same ones in the same order. `sum_exact` talks by tagged messages alone,
+    which gloo keeps apart from all else, so other threads may call it while the main thread uses the rest. There is one
+    group for all of it, as each has a thread of its own that wakes a hundred times a second.
 
     Where replicas are cut into stages, the instances of a run are also two kinds of parts, each of this class again
     (`divided`): those that carry the same stage, and those that carry the stages of the same replicas.
@@ -46,10 +47,9 @@ class Instances:
         self,
         index: int,
         count: int,
-        gradient_group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | None,
         timeout_s: float = math.inf,
         num_mates: int = 1,
-        group: dist.ProcessGroup | None = None,
         members: Sequence[int] | None = None,
     ) -> None:
         self.index = index
@@ -57,12 +57,10 @@ class Instances:
         self.timeout_s = timeout_s
         #: so many, in order, are on one host and may share memory
         self.num_mates = num_mates
-        #: for everything but gradients; None: that of all instances
+        #: None when there is only one instance
         self.group = group
         #: what these are called among all instances of the run
         self.members = tuple(members or range(count))
-        #: for gradients alone; None when there is only one instance
-        self.gradient_group = gradient_group
         self._received: dict[tuple[torch.dtype, int], Tensor] = {}
 
     @classmethod
@@ -82,7 +80,7 @@ class Instances:
         timeout = timedelta(seconds=timeout_s)
         with naming_who_is_lost(None):
             dist.init_process_group("gloo", store=store, rank=index, world_size=count, timeout=timeout)
-            return cls(index, count, dist.new_group(timeout=timeout, backend="gloo"), timeout_s, num_mates)
+        return cls(index, count, dist.group.WORLD, timeout_s, num_mates)
 
     def divided(self, num_stages: int) -> "tuple[Instances, Instances]":
         """(those that carry the same stage of other replicas, those that carry the stages of the same replicas).
@@ -93,12 +91,10 @@ class Instances:
         per_host = self.num_mates // num_stages if self.num_mates % num_stages == 0 else 1
 
         def part(members: range, num_mates: int) -> "Instances | None":
-            groups = [dist.new_group(members, timeout=timeout, backend="gloo") for _ in range(2)]
+            group = dist.new_group(members, timeout=timeout, backend="gloo") if len(members) > 1 else None
             if self.index not in members:
                 return None
-            return Instances(
-                members.index(self.index), len(members), groups[1], self.timeout_s, num_mates, groups[0], members
-            )
+            return Instances(members.index(self.index), len(members), group, self.timeout_s, num_mates, members)
 
         with naming_who_is_lost(None):
             same_stage = [part(range(stage, self.count, num_stages), per_host) for stage in range(num_stages)]
@@ -152,8 +148,8 @@ class Instances:
 
     def close(self) -> None:
         """Leaves the groups; nothing can be said afterwards."""
-        if self.gradient_group is not None:
-            self.gradient_group = None
+        if self.group is not None:
+            self.group = None
             dist.destroy_process_group()
 
     @staticmethod
@@ -203,16 +199,16 @@ class Instances:
             exchange.wait()
 
     def _posted(self, lane: int, partner: int, sent: Tensor, received: Tensor) -> "_Exchange":
-        assert self.gradient_group is not None, "closed"
+        assert self.group is not None, "closed"
         name = self.members[partner]
         with naming_who_is_lost(name):
             messages = []
             # Messages between two instances arrive in the order they are sent, so one tag per lane
             # does. The group's own methods: dist.isend and dist.irecv do the same after many checks.
             if received.numel():
-                messages.append(self.gradient_group.recv([received], partner, _FIRST_TAG + lane))
+                messages.append(self.group.recv([received], partner, _FIRST_TAG + lane))
             if sent.numel():
-                messages.append(self.gradient_group.send([sent], partner, _FIRST_TAG + lane))
+                messages.append(self.group.send([sent], partner, _FIRST_TAG + lane))
         return _Exchange(name, messages)
 
 

@@ -47,10 +47,10 @@ class Shares:
 
     def give(self, waited: Callable[[float], None]) -> None:
         """Collective, after the step: parameters of every share become those of its owner."""
-        assert self._instances.gradient_group is not None
+        assert self._instances.group is not None
         began = time.perf_counter()
         for index, params in enumerate(self._params):
             if params:
                 with naming_who_is_lost(index):
-                    dist._broadcast_coalesced(self._instances.gradient_group, params, _MESSAGE_BYTES, index)
+                    dist._broadcast_coalesced(self._instances.group, params, _MESSAGE_BYTES, index)
         waited(time.perf_counter() - began)

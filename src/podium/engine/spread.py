@@ -35,8 +35,8 @@ class SpreadModel:
         # A plain model for `whole`; what is in the memo is taken instead of a copy.
         self._plain = copy.deepcopy(model, dict(empty))
         self._empty = dict(self._plain.named_parameters(remove_duplicate=False))
-        assert instances.gradient_group is not None
-        mesh = DeviceMesh.from_group(instances.gradient_group, next(model.parameters()).device.type)
+        assert instances.group is not None
+        mesh = DeviceMesh.from_group(instances.group, next(model.parameters()).device.type)
         for block in _apart(blocks):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
