@@ -3,6 +3,7 @@
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -53,6 +54,11 @@ class Crew:
     def run(self, function: Callable[..., Any], *args: object) -> list[Any]:
         """function(instances, *args) on every instance of the run; what each returned, in their order."""
         return self._call([(function, args)] * self._joined)
+
+    def signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            assert process.pid is not None
+            os.kill(process.pid, number)
 
     def close(self) -> None:
         for link in self._links:

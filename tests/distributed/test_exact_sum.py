@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import signal
 import threading
 import time
 from contextlib import ExitStack, nullcontext
@@ -17,9 +18,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from podium.batch import BatchSection
-from podium.engine import buckets, shared
+from podium.engine import buckets, mates, shared
 from podium.engine import instances as instances_module
-from podium.engine.instances import InstanceLost, Instances
+from podium.engine.instances import Instances
+from podium.engine.lost import InstanceLost
 from podium.engine.update import Engine, PendingLosses
 from podium.errors import UserError
 from podium.optim.optimisers import OptimSection, build_optimiser
@@ -327,7 +329,7 @@ def kind_of_buffers(instances: Instances, unseen_by: int | None) -> str:
     def unseen(*args: object) -> None:
         raise PermissionError("another user's")
 
-    with mock.patch.object(shared._Segment, "opened", unseen) if instances.index == unseen_by else nullcontext():
+    with mock.patch.object(mates._Segment, "opened", unseen) if instances.index == unseen_by else nullcontext():
         return type(summed_anew(instances)).__name__
 
 
@@ -344,19 +346,19 @@ def test_memory_is_shared_by_all_instances_or_by_none(crew):
 def num_segments(instances: Instances) -> list[int]:
     def num_mapped() -> int:
         gc.collect()
-        return Path("/proc/self/maps").read_text().count("memfd:podium-gradients")
+        return Path("/proc/self/maps").read_text().count("memfd:podium-mates")
 
-    before = num_mapped()
+    before = num_mapped()  # those of what instances tell each other
     summed = summed_anew(instances)
     summed.sum(0, 0)
     during = num_mapped()
     del summed
-    return [before, during, num_mapped()]
+    return [during - before, num_mapped() - before]
 
 
 def test_shared_memory_goes_with_the_engine(crew):
     crew.join(2, num_mates=2)
-    assert crew.run(num_segments) == [[0, 2, 0]] * 2
+    assert crew.run(num_segments) == [[2, 0]] * 2
 
 
 def sum_without_the_last(instances: Instances, ends: bool) -> tuple[int | None, str] | None:
@@ -378,4 +380,76 @@ def test_a_mate_that_is_silent_or_gone_is_named():
     assert crew.run(sum_without_the_last, False) == [(1, "instance 1 is lost: no answer in 1.5 s"), None]
     crew.join(2, timeout_s=60, num_mates=2)
     assert crew.run(sum_without_the_last, True) == [(1, "instance 1 is lost: its process has ended"), None]
+    crew.close()
+
+
+# What instances tell each other
+
+
+def told(instances: Instances, mail_bytes: int, shapes: list[tuple[tuple[int, ...], torch.dtype]]) -> list[bytes]:
+    answers = []
+    with mock.patch.object(instances_module, "_MAIL_BYTES", mail_bytes):
+        for shape, dtype in shapes:
+            own = (torch.arange(math.prod(shape)).reshape(shape) * 7 + instances.index).to(dtype)
+            gathered = instances.gather(own)
+            assert gathered.shape == (instances.count, *shape)
+            assert gathered.dtype == dtype
+            instances.barrier()
+            instances.broadcast(own)
+            answers += [bytes(values.flatten().view(torch.uint8).tolist()) for values in (gathered, own)]
+    return answers
+
+
+def has_gloo(instances: Instances) -> bool:
+    return any(thread.read_text() == "gloo_tcp_loop\n" for thread in Path("/proc/self/task").glob("*/comm"))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_mates_tell_each_other_what_messages_would(crew, count):
+    """In any piece of mail: values of one byte and of eight, of no dimension, none at all, longer than the mail."""
+    shapes = [
+        ((), torch.bool),
+        ((3,), torch.int64),
+        ((0, 4), torch.float32),
+        ((5, 7), torch.float64),
+        ((1,), torch.uint8),
+    ]
+    answers = []
+    for num_mates in (1, count):
+        crew.join(count, num_mates=num_mates)
+        for mail_bytes in (16, 1 << 20):
+            answers.append(crew.run(told, mail_bytes, shapes))
+    assert all(answer == answers[0] for answer in answers)
+    assert all(of_instance[1::2] == answers[0][0][1::2] for of_instance in answers[0])  # that of instance 0, in all
+
+
+def test_gloo_is_there_when_something_needs_it():
+    """It takes a part of a core from the training."""
+    crew = Crew(2, __name__)
+    crew.join(2, num_mates=2)
+    crew.run(trained, 8)
+    assert crew.run(has_gloo) == [False, False]
+    crew.run(fast_without_all_gradients)
+    assert crew.run(has_gloo) == [True, True]
+    crew.close()
+
+
+def waits_suspended(instances: Instances) -> None:
+    if instances.index == 1:
+        time.sleep(1.0)
+    instances.barrier()
+
+
+def test_time_that_all_are_suspended_does_not_count():
+    crew = Crew(2, __name__)
+    crew.join(2, timeout_s=2.0, num_mates=2)
+    timers = [
+        threading.Timer(0.5, crew.signal, (signal.SIGSTOP,)),
+        threading.Timer(4.0, crew.signal, (signal.SIGCONT,)),
+    ]
+    for timer in timers:
+        timer.start()
+    began = time.monotonic()
+    crew.run(waits_suspended)
+    assert time.monotonic() - began > 3.5
     crew.close()

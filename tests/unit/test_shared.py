@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from podium.engine.shared import _Layout, _Segment
+from podium.engine.mates import _Layout, _Segment
 
 
 def open_descriptors() -> set[Path]:

@@ -4,9 +4,8 @@ import json
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from podium.engine.instances import Instances, naming_who_is_lost
+from podium.engine.instances import Instances
 
 
 def from_first(instances: Instances, data: bytes | None) -> bytes:
@@ -14,15 +13,13 @@ def from_first(instances: Instances, data: bytes | None) -> bytes:
     if instances.count == 1:
         assert data is not None
         return data
-    with naming_who_is_lost(0):
-        length = torch.tensor([len(data) if data is not None else 0])
-        dist.broadcast(length, 0)
-        if data is not None and instances.index == 0:
-            values = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        else:
-            values = torch.empty(int(length), dtype=torch.uint8)
-        if values.numel():
-            dist.broadcast(values, 0)
+    length = torch.tensor([len(data) if data is not None else 0])
+    instances.broadcast(length)
+    if data and instances.index == 0:
+        values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    else:
+        values = torch.empty(int(length), dtype=torch.uint8)
+    instances.broadcast(values)
     return values.numpy().tobytes()
 
 

@@ -160,14 +160,16 @@ class Buckets:
     def _sum_locally(self, indices: Sequence[int], last: Sequence[Tensor | None]) -> None:
         """views <- partial sums + those of the last replica, in the tree's order (from the right; a + b = b + a)."""
         views = [self._views[index] for index in indices]
-        there = [(view, tensor) for view, tensor in zip(views, last, strict=True) if tensor is not None]
-        if there:
-            torch._foreach_copy_([view for view, _ in there], [tensor for _, tensor in there])
-        if len(there) < len(views):
-            for view, tensor in zip(views, last, strict=True):
-                if tensor is None:
-                    view.fill_(-0.0)  # x + -0.0 is x for every x; x + 0.0 is not for x = -0.0
-        for sums in self._partial:
+        first, rest = self._partial[:1], self._partial[1:]
+        for index, view, tensor in zip(indices, views, last, strict=True):
+            there = [sums for sums in (tensor, *(sums[index] for sums in first)) if sums is not None]
+            if len(there) == 2:
+                torch.add(*there, out=view)  # memory is gone through once, not twice
+            elif there:
+                view.copy_(there[0])
+            else:
+                view.fill_(-0.0)  # x + -0.0 is x for every x; x + 0.0 is not for x = -0.0
+        for sums in rest:
             add_in_place(list(views), [sums[index] for index in indices])
 
     def _present(self) -> list[list[float]]:

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from podium import console
 from podium.data.cache import cache_folder
-from podium.engine.instances import InstanceLost, Instances
+from podium.engine.instances import Instances
+from podium.engine.lost import InstanceLost
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _LIST = "kept.json"

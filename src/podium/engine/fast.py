@@ -46,7 +46,7 @@ class Fast:
         waited: Callable[[float], None],
     ) -> None:
         """What all but the gradients takes."""
-        self._num_instances = instances.count
+        self._instances = instances
         self._params, self._buffers, self._waited = params, buffers, waited
         self._message = torch.empty(0)
         self._work: dist.Work | None = None
@@ -64,7 +64,7 @@ class Fast:
             add_in_place(totals, sums)
         head = torch.tensor([count, stop], dtype=torch.float64)
         self._message = torch.cat([head, *(total.double().cpu().flatten() for total in totals if total is not None)])
-        self._work = dist.all_reduce(self._message, async_op=True)
+        self._work = dist.all_reduce(self._message, group=self._instances.group, async_op=True)
 
     def finish(self) -> tuple[Tensor, bool]:
         assert self._work is not None
@@ -83,4 +83,4 @@ class Fast:
             part.view(buffer.shape).to(buffer) for part, buffer in zip(parts, self._buffers, strict=True)
         ]
         # DistributedDataParallel leaves the mean over the instances in `param.grad`, not the sum.
-        return torch.tensor(count / self._num_instances, dtype=torch.float32), bool(stop)
+        return torch.tensor(count / self._instances.count, dtype=torch.float32), bool(stop)

@@ -1,18 +1,23 @@
-"""The instances (processes) of a run and how they talk to each other: gloo process groups of `torch.distributed`.
+"""The instances (processes) of a run and how they talk to each other: in memory they share where all are on one host,
+else, and for what only `torch.distributed` does, over its gloo process groups.
 
 `train.py` joins them and hands them to the engine and to validation. Values that must not depend on the number of
 instances only ever meet in `sum_exact`, where the order of additions is ours, or in `gather`, where nothing is added.
 """
 
+import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from itertools import count as numbers
 from typing import Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from podium.engine.lost import naming_who_is_lost
+from podium.engine.mates import Mates
 
 #: large buffers travel in pieces of so many bytes, so that one is added while the next is on its way
 _PIECE_BYTES = 4 << 20
@@ -22,22 +27,15 @@ _ROUND_BYTES = 1 << 18
 _DOUBLING_BYTES = 1 << 20
 #: lane n uses tag _FIRST_TAG + n; those below are free for others
 _FIRST_TAG = 16
-
-
-class InstanceLost(RuntimeError):
-    """Another instance did not answer: it died, hangs, or lost one that it waits for itself."""
-
-    def __init__(self, instance: int | None, reason: str) -> None:
-        super().__init__(f"{'another instance' if instance is None else f'instance {instance}'} is lost: {reason}")
-        self.instance = instance
+#: what mates tell each other goes through buffers of so many bytes
+_MAIL_BYTES = 1 << 20
 
 
 class Instances:
     """This process among `count` of them, which carry the aligned blocks of replicas in order of `index`.
 
     Collective calls: every instance makes the same ones in the same order. `sum_exact` talks by tagged messages alone,
-    which gloo keeps apart from all else, so other threads may call it while the main thread uses the rest. There is one
-    group for all of it, as each has a thread of its own that wakes a hundred times a second.
+    which gloo keeps apart from all else, so other threads may call it while the main thread uses the rest.
 
     Where replicas are cut into stages, the instances of a run are also two kinds of parts, each of this class again
     (`divided`): those that carry the same stage, and those that carry the stages of the same replicas.
@@ -47,26 +45,30 @@ class Instances:
         self,
         index: int,
         count: int,
-        group: dist.ProcessGroup | None,
+        connect: Callable[[], dist.ProcessGroup] | None = None,
         timeout_s: float = math.inf,
         num_mates: int = 1,
         members: Sequence[int] | None = None,
+        mates: Mates | None = None,
     ) -> None:
+        """`connect` makes the gloo group when it is first asked for; `mates`: all instances, where they share memory,
+        with two buffers of _MAIL_BYTES."""
         self.index = index
         self.count = count
         self.timeout_s = timeout_s
         #: so many, in order, are on one host and may share memory
         self.num_mates = num_mates
-        #: None when there is only one instance
-        self.group = group
         #: what these are called among all instances of the run
         self.members = tuple(members or range(count))
+        self._connect = connect
+        self._group: dist.ProcessGroup | None = None
+        self._mates, self._num_letters = mates, 0
         self._received: dict[tuple[torch.dtype, int], Tensor] = {}
 
     @classmethod
     def alone(cls) -> Self:
-        """One instance, no process group at all."""
-        return cls(0, 1, None)
+        """One instance, which has nobody to talk to."""
+        return cls(0, 1)
 
     @classmethod
     def join(cls, store: dist.Store, index: int, count: int, timeout_s: float, num_mates: int = 1) -> Self:
@@ -78,23 +80,51 @@ class Instances:
             return cls.alone()
         assert count % num_mates == 0
         timeout = timedelta(seconds=timeout_s)
-        with naming_who_is_lost(None):
+
+        def connect() -> dist.ProcessGroup:
             dist.init_process_group("gloo", store=store, rank=index, world_size=count, timeout=timeout)
-        return cls(index, count, dist.group.WORLD, timeout_s, num_mates)
+            assert dist.group.WORLD is not None
+            return dist.group.WORLD
+
+        mates = None
+        if num_mates == count:
+            with naming_who_is_lost(None):
+                gather = _gathering(store, index, count, timeout)
+                mail = [(_MAIL_BYTES, torch.uint8)] * 2
+                mates = Mates.open(gather, index, count, range(count), timeout_s, mail)
+        instances = cls(index, count, connect, timeout_s, num_mates, mates=mates)
+        if mates is None:
+            instances._connected()
+        return instances
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """gloo's group of these instances. Collective the first time. Not made before something needs it: it has a
+        thread that wakes a hundred times a second, which takes 0.4 % of a core from the training."""
+        return self._connected()
+
+    def _connected(self) -> dist.ProcessGroup:
+        if self._group is None:
+            assert self._connect is not None, "alone, or closed"
+            with naming_who_is_lost(None):
+                self._group = self._connect()
+        return self._group
 
     def divided(self, num_stages: int) -> "tuple[Instances, Instances]":
         """(those that carry the same stage of other replicas, those that carry the stages of the same replicas).
 
         Stages of the same replicas are neighbours. All instances call it together.
         """
-        timeout = timedelta(seconds=self.timeout_s) if self.count > 1 else None
+        self._connected()
+        timeout = timedelta(seconds=self.timeout_s)
         per_host = self.num_mates // num_stages if self.num_mates % num_stages == 0 else 1
 
         def part(members: range, num_mates: int) -> "Instances | None":
             group = dist.new_group(members, timeout=timeout, backend="gloo") if len(members) > 1 else None
             if self.index not in members:
                 return None
-            return Instances(members.index(self.index), len(members), group, self.timeout_s, num_mates, members)
+            connect = None if group is None else lambda: group
+            return Instances(members.index(self.index), len(members), connect, self.timeout_s, num_mates, members)
 
         with naming_who_is_lost(None):
             same_stage = [part(range(stage, self.count, num_stages), per_host) for stage in range(num_stages)]
@@ -135,22 +165,60 @@ class Instances:
         if self.count == 1:
             return values.unsqueeze(0)
         gathered = values.new_empty((self.count, *values.shape))
-        if values.numel():
+        if values.numel() and self._mates is not None:
+            rows = gathered.view(self.count, -1).view(torch.uint8)
+            own = rows[self.index]
+            own.copy_(values.reshape(-1).view(torch.uint8))
+            for letters, part in self._letters(own):
+                for row, letter in zip(rows, letters, strict=True):
+                    row[part].copy_(letter)
+        elif values.numel():
             with naming_who_is_lost(None):
                 dist.all_gather_single(gathered.view(-1), values.contiguous().view(-1), group=self.group)
         return gathered
 
+    def broadcast(self, values: Tensor) -> None:
+        """`values` (without gaps, the same shape everywhere) become those of instance 0, in place."""
+        if self.count == 1 or not values.numel():
+            return
+        if self._mates is not None:
+            flat = values.view(-1).view(torch.uint8)
+            for letters, part in self._letters(flat if self.index == 0 else flat[:0], flat.numel()):
+                flat[part].copy_(letters[0])
+        else:
+            with naming_who_is_lost(0):
+                dist.broadcast(values, group=self.group, group_src=0)
+
     def barrier(self) -> None:
         """Returns when every instance has called it."""
-        if self.count > 1:
+        if self._mates is not None:
+            self._mates.meet()
+        elif self.count > 1:
             with naming_who_is_lost(None):
                 dist.barrier(group=self.group)
 
     def close(self) -> None:
         """Leaves the groups; nothing can be said afterwards."""
-        if self.group is not None:
-            self.group = None
+        self._connect = self._mates = None
+        if self._group is not None:
+            self._group = None
             dist.destroy_process_group()
+
+    def _letters(self, own: Tensor, length: int = 0) -> Iterator[tuple[list[Tensor], slice]]:
+        """Through the mail: `own` bytes, of which all mates have as many, piece by piece: (that of every mate, its
+        place). Those who have nothing to say give an empty one and the `length`.
+
+        There are two buffers in turn, so one meeting does: whoever comes to it has read the piece before.
+        """
+        assert self._mates is not None
+        for start in range(0, length or own.numel(), _MAIL_BYTES):
+            part = slice(start, min(start + _MAIL_BYTES, length or own.numel()))
+            turn, self._num_letters = self._num_letters % 2, self._num_letters + 1
+            size = part.stop - part.start
+            if own.numel():
+                self._mates.flats[self.index][turn][:size].copy_(own[part])
+            self._mates.meet()
+            yield [flats[turn][:size] for flats in self._mates.flats], part
 
     @staticmethod
     def _doubling_pays(num_bytes: int, count: int) -> bool:
@@ -199,7 +267,6 @@ class Instances:
             exchange.wait()
 
     def _posted(self, lane: int, partner: int, sent: Tensor, received: Tensor) -> "_Exchange":
-        assert self.group is not None, "closed"
         name = self.members[partner]
         with naming_who_is_lost(name):
             messages = []
@@ -224,10 +291,15 @@ class _Exchange:
                 message.wait()
 
 
-@contextmanager
-def naming_who_is_lost(instance: int | None) -> Iterator[None]:
-    """Around messages to or from `instance` (None: any of them): gloo's errors become InstanceLost."""
-    try:
-        yield
-    except RuntimeError as error:  # gloo's; a timeout of the store is one too
-        raise InstanceLost(instance, str(error)) from error
+def _gathering(store: dist.Store, index: int, count: int, timeout: timedelta) -> Callable[[Tensor], Tensor]:
+    """`Instances.gather` for those who have nothing but a store yet."""
+    calls = numbers()
+
+    def gather(values: Tensor) -> Tensor:
+        call = next(calls)
+        keys = [f"call-{call}/{place}" for place in range(count)]
+        store.set(keys[index], json.dumps(values.tolist()))
+        store.wait(keys, timeout)
+        return torch.tensor([json.loads(store.get(key)) for key in keys], dtype=values.dtype)
+
+    return gather

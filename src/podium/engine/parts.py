@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from podium.engine.agree import all_told
-from podium.engine.instances import Instances, naming_who_is_lost
+from podium.engine.instances import Instances
+from podium.engine.lost import naming_who_is_lost
 from podium.tensor_file import file_order
 
 
@@ -95,13 +96,13 @@ class Parts:
     def _send(self, tensor: Tensor, to: int) -> None:
         if tensor.numel():
             with naming_who_is_lost(to):
-                dist.send(tensor.detach().cpu().contiguous().reshape(-1), to)
+                dist.send(tensor.detach().cpu().contiguous().reshape(-1), group=self._instances.group, group_dst=to)
 
     def _received(self, like: Tensor, holder: int) -> Tensor:
         values = torch.empty(like.numel(), dtype=like.dtype)
         if values.numel():
             with naming_who_is_lost(holder):
-                dist.recv(values, holder)
+                dist.recv(values, group=self._instances.group, group_src=holder)
         return values.view(like.shape)
 
 

@@ -19,7 +19,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 from podium.engine.blocks import Answer, Between, as_tuple, asked_inputs
-from podium.engine.instances import InstanceLost, Instances, naming_who_is_lost
+from podium.engine.instances import Instances
+from podium.engine.lost import InstanceLost, naming_who_is_lost
 from podium.engine.pipeline_order import Schedule, actions
 from podium.engine.precision import PrecisionSection, computing, given, returned
 from podium.engine.split import Split

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from podium.engine.instances import Instances, naming_who_is_lost
+from podium.engine.instances import Instances
+from podium.engine.lost import naming_who_is_lost
 
 #: parameters travel in messages of up to so many bytes; as much memory is needed beside them
 _MESSAGE_BYTES = 4 << 20
@@ -47,7 +48,6 @@ class Shares:
 
     def give(self, waited: Callable[[float], None]) -> None:
         """Collective, after the step: parameters of every share become those of its owner."""
-        assert self._instances.group is not None
         began = time.perf_counter()
         for index, params in enumerate(self._params):
             if params:

@@ -26,7 +26,8 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from podium.engine.instances import Instances, naming_who_is_lost
+from podium.engine.instances import Instances
+from podium.engine.lost import naming_who_is_lost
 from podium.engine.reduce import Tensors, taken
 from podium.errors import UserError
 from podium.layers.norm import SpanBatchNorm, inside
@@ -80,19 +81,19 @@ def twin(model: nn.Module) -> nn.Module:
 def between_instances(instances: Instances, waited: Callable[[float], None] = lambda seconds: None) -> Between:
     """Sums over aligned blocks of instances, by recursive doubling: the upper levels of the tree, the same bits in all.
 
-    Messages are a few numbers per channel, so all that counts is the number of rounds. They travel in the default
-    group, apart from the gradients, which may be on their way at the same time. `waited` is told the seconds.
+    Messages are a few numbers per channel, so all that counts is the number of rounds. They have a tag of their own, as
+    gradients may be on their way at the same time. `waited` is told the seconds.
     """
+    group = instances.group if instances.count > 1 else None
 
     def total(tensor: Tensor, num_instances: int) -> Tensor:
-        group = torch.distributed.group.WORLD
-        assert group is not None
         began = time.perf_counter()
         distance = 1
         while distance < num_instances:
             partner = instances.index ^ distance
             received = torch.empty_like(tensor)
             with naming_who_is_lost(partner):
+                assert group is not None
                 messages = [group.recv([received], partner, _MESSAGE_TAG), group.send([tensor], partner, _MESSAGE_TAG)]
                 for message in messages:
                     message.wait()

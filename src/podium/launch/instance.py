@@ -24,7 +24,8 @@ import psutil
 import torch.distributed as dist
 
 from podium import console
-from podium.engine.instances import InstanceLost, Instances
+from podium.engine.instances import Instances
+from podium.engine.lost import InstanceLost
 from podium.errors import Interrupted, PodiumError, TrainingFailed, UserError
 from podium.launch.failures import FINAL, PEER_LOST, SILENT, Failure, cause, write_failure
 from podium.launch.sockets import give_up_after, listening_store
