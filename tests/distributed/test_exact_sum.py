@@ -22,6 +22,7 @@ from podium.engine import buckets, mates, shared
 from podium.engine import instances as instances_module
 from podium.engine.instances import Instances
 from podium.engine.lost import InstanceLost
+from podium.engine.parts import Parts, give_over
 from podium.engine.update import Engine, PendingLosses
 from podium.errors import UserError
 from podium.optim.optimisers import OptimSection, build_optimiser
@@ -431,6 +432,22 @@ def test_gloo_is_there_when_something_needs_it():
     assert crew.run(has_gloo) == [False, False]
     crew.run(fast_without_all_gradients)
     assert crew.run(has_gloo) == [True, True]
+    crew.close()
+
+
+def held_by_one(instances: Instances) -> dict[str, list[float]] | None:
+    parts = Parts(instances, {"held": torch.tensor([1.0, 2.0])} if instances.index == 2 else {})
+    if instances.index > 0:
+        give_over(parts)
+        return None
+    return {name: values.tolist() for name, values in parts.gathered()}
+
+
+def test_two_of_four_talk_alone():
+    """The group is there before: all are needed to make it."""
+    crew = Crew(4, __name__)
+    crew.join(4, num_mates=4)
+    assert crew.run(held_by_one) == [{"held": [1.0, 2.0]}, None, None, None]
     crew.close()
 
 

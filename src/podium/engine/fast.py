@@ -32,7 +32,7 @@ class Fast:
         self._take_message(params, buffers, instances, waited)
         self._ddp = DistributedDataParallel(
             model,
-            process_group=instances.group,
+            process_group=instances.group(),
             forward_sync_buffers=False,  # they are averaged instead, see `start`
             gradient_as_bucket_view=True,
         )
@@ -64,7 +64,7 @@ class Fast:
             add_in_place(totals, sums)
         head = torch.tensor([count, stop], dtype=torch.float64)
         self._message = torch.cat([head, *(total.double().cpu().flatten() for total in totals if total is not None)])
-        self._work = dist.all_reduce(self._message, group=self._instances.group, async_op=True)
+        self._work = dist.all_reduce(self._message, group=self._instances.group(), async_op=True)
 
     def finish(self) -> tuple[Tensor, bool]:
         assert self._work is not None

@@ -94,16 +94,12 @@ class Instances:
                 mates = Mates.open(gather, index, count, range(count), timeout_s, mail)
         instances = cls(index, count, connect, timeout_s, num_mates, mates=mates)
         if mates is None:
-            instances._connected()
+            instances.group()
         return instances
 
-    @property
     def group(self) -> dist.ProcessGroup:
         """gloo's group of these instances. Collective the first time. Not made before something needs it: it has a
         thread that wakes a hundred times a second, which takes 0.4 % of a core from the training."""
-        return self._connected()
-
-    def _connected(self) -> dist.ProcessGroup:
         if self._group is None:
             assert self._connect is not None, "alone, or closed"
             with naming_who_is_lost(None):
@@ -115,7 +111,7 @@ class Instances:
 
         Stages of the same replicas are neighbours. All instances call it together.
         """
-        self._connected()
+        self.group()
         timeout = timedelta(seconds=self.timeout_s)
         per_host = self.num_mates // num_stages if self.num_mates % num_stages == 0 else 1
 
@@ -174,7 +170,7 @@ class Instances:
                     row[part].copy_(letter)
         elif values.numel():
             with naming_who_is_lost(None):
-                dist.all_gather_single(gathered.view(-1), values.contiguous().view(-1), group=self.group)
+                dist.all_gather_single(gathered.view(-1), values.contiguous().view(-1), group=self.group())
         return gathered
 
     def broadcast(self, values: Tensor) -> None:
@@ -187,7 +183,7 @@ class Instances:
                 flat[part].copy_(letters[0])
         else:
             with naming_who_is_lost(0):
-                dist.broadcast(values, group=self.group, group_src=0)
+                dist.broadcast(values, group=self.group(), group_src=0)
 
     def barrier(self) -> None:
         """Returns when every instance has called it."""
@@ -195,7 +191,7 @@ class Instances:
             self._mates.meet()
         elif self.count > 1:
             with naming_who_is_lost(None):
-                dist.barrier(group=self.group)
+                dist.barrier(group=self.group())
 
     def close(self) -> None:
         """Leaves the groups; nothing can be said afterwards."""
@@ -273,9 +269,9 @@ class Instances:
             # Messages between two instances arrive in the order they are sent, so one tag per lane
             # does. The group's own methods: dist.isend and dist.irecv do the same after many checks.
             if received.numel():
-                messages.append(self.group.recv([received], partner, _FIRST_TAG + lane))
+                messages.append(self.group().recv([received], partner, _FIRST_TAG + lane))
             if sent.numel():
-                messages.append(self.group.send([sent], partner, _FIRST_TAG + lane))
+                messages.append(self.group().send([sent], partner, _FIRST_TAG + lane))
         return _Exchange(name, messages)
 
 

@@ -44,6 +44,7 @@ class Parts:
         hold whole is the same on each.
         """
         self._instances, self._own = instances, own
+        self._group = instances.group() if instances.count > 1 else None  # later, only some send and receive
         places = rows or {}
         said = [
             [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), *places.get(name, (None, None))]
@@ -96,13 +97,13 @@ class Parts:
     def _send(self, tensor: Tensor, to: int) -> None:
         if tensor.numel():
             with naming_who_is_lost(to):
-                dist.send(tensor.detach().cpu().contiguous().reshape(-1), group=self._instances.group, group_dst=to)
+                dist.send(tensor.detach().cpu().contiguous().reshape(-1), group=self._group, group_dst=to)
 
     def _received(self, like: Tensor, holder: int) -> Tensor:
         values = torch.empty(like.numel(), dtype=like.dtype)
         if values.numel():
             with naming_who_is_lost(holder):
-                dist.recv(values, group=self._instances.group, group_src=holder)
+                dist.recv(values, group=self._group, group_src=holder)
         return values.view(like.shape)
 
 

@@ -78,7 +78,7 @@ class Pipeline:
         self._tied = _Tied(self._parts.get(0))
         self._stages = [
             _Stage(part, number, last + 1, device, input_args=passed[number], output_args=passed[number + 1],
-                   group=line.group)
+                   group=line.group())
             for number, part in self._parts.items()
         ]  # fmt: skip
         for stage in self._stages:
@@ -206,7 +206,7 @@ class Pipeline:
         tensors = as_tuple(output)
         target = self.split.device_of_part(part + 1)
         with naming_who_is_lost(self.line.members[target]):
-            messages = [dist.isend(tensor, group=self.line.group, group_dst=target, tag=_TAG) for tensor in tensors]
+            messages = [dist.isend(tensor, group=self.line.group(), group_dst=target, tag=_TAG) for tensor in tensors]
         return tensors, messages
 
     def _wait(self, sent: Iterable[_Sent]) -> None:
@@ -219,7 +219,7 @@ class Pipeline:
     def _message(self, kind: Callable[..., Any], tensor: Tensor, other: int) -> None:
         peer = {"group_src": other} if kind is dist.recv else {"group_dst": other}
         with naming_who_is_lost(self.line.members[other]):
-            kind(tensor, group=self.line.group, tag=_TAG, **peer)
+            kind(tensor, group=self.line.group(), tag=_TAG, **peer)
 
 
 def _without_memory(leaves: tuple[Between, ...], num_samples: int) -> tuple[Tensor, ...]:

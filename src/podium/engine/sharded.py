@@ -52,5 +52,5 @@ class Shares:
         for index, params in enumerate(self._params):
             if params:
                 with naming_who_is_lost(index):
-                    dist._broadcast_coalesced(self._instances.group, params, _MESSAGE_BYTES, index)
+                    dist._broadcast_coalesced(self._instances.group(), params, _MESSAGE_BYTES, index)
         waited(time.perf_counter() - began)

@@ -49,6 +49,8 @@ class SentBuffers:
 
     def __init__(self, instances: Instances, sizes: Sequence[Size], device: torch.device) -> None:
         self._instances = instances
+        if instances.count > 1:
+            instances.group()  # here, where all are: the first time is collective, and lanes are threads
         self.flats = [torch.zeros(length, dtype=dtype, device=device) for length, dtype in sizes]
 
     def sum(self, number: int, lane: int) -> None:

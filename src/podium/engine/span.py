@@ -84,7 +84,7 @@ def between_instances(instances: Instances, waited: Callable[[float], None] = la
     Messages are a few numbers per channel, so all that counts is the number of rounds. They have a tag of their own, as
     gradients may be on their way at the same time. `waited` is told the seconds.
     """
-    group = instances.group if instances.count > 1 else None
+    group = instances.group() if instances.count > 1 else None
 
     def total(tensor: Tensor, num_instances: int) -> Tensor:
         began = time.perf_counter()

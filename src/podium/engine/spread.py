@@ -36,7 +36,7 @@ class SpreadModel:
         # A plain model for `whole`; what is in the memo is taken instead of a copy.
         self._plain = copy.deepcopy(model, dict(empty))
         self._empty = dict(self._plain.named_parameters(remove_duplicate=False))
-        mesh = DeviceMesh.from_group(instances.group, next(model.parameters()).device.type)
+        mesh = DeviceMesh.from_group(instances.group(), next(model.parameters()).device.type)
         for block in _apart(blocks):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -65,7 +65,7 @@ class SpreadModel:
         """Of all gradients, from that of this instance's rows."""
         squares = norm.double().square().cpu()
         with naming_who_is_lost(None):
-            dist.all_reduce(squares, group=self._instances.group)
+            dist.all_reduce(squares, group=self._instances.group())
         return squares.sqrt().to(norm)
 
 
