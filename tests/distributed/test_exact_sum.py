@@ -443,30 +443,26 @@ def held_by_one(instances: Instances) -> dict[str, list[float]] | None:
     return {name: values.tolist() for name, values in parts.gathered()}
 
 
-def test_two_of_four_talk_alone():
+def test_two_of_four_talk_alone(crew):
     """The group is there before: all are needed to make it."""
-    crew = Crew(4, __name__)
     crew.join(4, num_mates=4)
     assert crew.run(held_by_one) == [{"held": [1.0, 2.0]}, None, None, None]
-    crew.close()
 
 
 def waits_suspended(instances: Instances) -> None:
     if instances.index == 1:
-        time.sleep(1.0)
+        time.sleep(0.6)
     instances.barrier()
 
 
-def test_time_that_all_are_suspended_does_not_count():
-    crew = Crew(2, __name__)
-    crew.join(2, timeout_s=2.0, num_mates=2)
+def test_time_that_all_are_suspended_does_not_count(crew):
+    crew.join(2, timeout_s=1.5, num_mates=2)
     timers = [
-        threading.Timer(0.5, crew.signal, (signal.SIGSTOP,)),
-        threading.Timer(4.0, crew.signal, (signal.SIGCONT,)),
+        threading.Timer(0.3, crew.signal, (signal.SIGSTOP,)),
+        threading.Timer(2.3, crew.signal, (signal.SIGCONT,)),
     ]
     for timer in timers:
         timer.start()
     began = time.monotonic()
     crew.run(waits_suspended)
-    assert time.monotonic() - began > 3.5
-    crew.close()
+    assert time.monotonic() - began > 2.0
