@@ -6,11 +6,10 @@ Every row is `podium train … --instances N` in processes of its own, one threa
 and now less, for minutes at a time, so all rows are started and stopped again (SIGSTOP), and then go on one after the
 other for some seconds each, in another order every round; those that matter most have several turns in a round. A ratio
 is that of the means of a round: what is compared was measured within two minutes. Rates are those between a stretch's
-first and last record. As memory lies better or worse for one process than for another, there are several sets of such
-processes. Neighbours of a virtual machine can only take from it: "at best" compares the stretches that nine of ten stay
-below, on either side. Weights are those of short runs to their end, and must agree. What the machine
-itself has to give is shown by two runs of one instance side by side, each on a core of its own, which have nothing to
-do with each other.
+first and last record. There are several sets of such processes, so that no accident of a start decides. "At best"
+compares the stretches that nine of ten stay below, on either side. Weights are those of short runs to their end, and
+must agree. What the machine itself has to give is shown by two runs of one instance side by side, each on a core of its
+own, which have nothing to do with each other.
 """
 
 import argparse
