@@ -3,8 +3,8 @@
     python -m bench.defaults            some minutes; prints a table and writes bench/results/defaults.md
     python -m bench.defaults --quick    to see that it works, not to measure
 
-Every measurement is a process of its own with the engine and the feed on generated samples, all cores, one replica;
-those with and without take turns, and ratios are those of each round.
+Every measurement runs in a process of its own, with the engine and the feed on generated samples, all cores, one
+replica; measurements with and without a choice alternate, and ratios are taken within each round.
 """
 
 import argparse
@@ -17,14 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from bench.where import when_and_where
-from podium.engine import operators
-from podium.layers.residual import ResidualBlock
-from podium.prepare import prepare
-from podium.recipe import load_recipe
+from podium.kernels.registry import KERNELS
+from podium.recipe.loading import load_recipe
 from podium.topology import usable_cores
+from podium.training.build import build_training
 from podium.tune.measure import measured_rate
 
 RESULTS = Path(__file__).parent / "results" / "defaults.md"
@@ -36,20 +34,18 @@ CASES = {
 }
 PLAIN = ("workload.data.source=generated", "schedule.warmup=0", "engine.tune=off")
 AS_INSTALLED = "as installed"
+FUSED = ("conv_pool", "batch_norm_relu")
+WITHOUT_FUSED = f"engine.kernels=[{','.join(name for name in KERNELS if name not in FUSED)}]"
 
 
 def _keep_glibc() -> None:
-    import podium.prepare as module
+    import podium.training.build as module
 
     module.keep_memory = lambda: False  # type: ignore[assignment]
 
 
-def _run_blocks_module_by_module() -> None:
-    del operators._FASTER[nn.Sequential], operators._FASTER[ResidualBlock]
-
-
 def _use_workers_elsewhere() -> None:
-    """A thread that once used all cores and now sleeps: what `podium.threads` keeps threads from doing."""
+    """Start a thread that uses all cores once and then sleeps, which `podium.machine.threads` otherwise prevents."""
     used = threading.Event()
 
     def use() -> None:
@@ -62,12 +58,15 @@ def _use_workers_elsewhere() -> None:
     used.wait()
 
 
-#: what is left out -> (overrides of the recipe, what is done to the process first)
+#: what is left out -> (overrides of the recipe, what is first done to the process)
 WITHOUT: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
     AS_INSTALLED: ((), lambda: None),
     "channels-last convolutions (engine.layout)": (("engine.layout=default",), lambda: None),
     "memory kept by the process": ((), _keep_glibc),
-    "modules as one operator (convolution and pool, batch norm and ReLU)": ((), _run_blocks_module_by_module),
+    "modules as one operator (convolution and pool, batch norm and ReLU)": (
+        (WITHOUT_FUSED,),
+        lambda: None,
+    ),
     "threads beside the training that start no workers": ((), _use_workers_elsewhere),
     "no more threads than a micro-batch is worth": ((f"engine.threads={len(usable_cores())}",), lambda: None),
     "samples ahead of time (engine.prefetch)": (("engine.prefetch=0",), lambda: None),
@@ -75,7 +74,7 @@ WITHOUT: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
 
 
 def rate(case: str, without: str, seconds: float) -> float:
-    """Samples per second, in a fresh process."""
+    """Return the samples per second, measured in a fresh process."""
     command = [sys.executable, "-m", "bench.defaults", "--measure", case, without, str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -87,7 +86,7 @@ def measure(case: str, without: str, seconds: float) -> None:
     overrides, first = WITHOUT[without]
     first()
     name, *given = CASES[case]
-    print(measured_rate(prepare(load_recipe(name, [*PLAIN, *given, *overrides])), seconds))
+    print(measured_rate(build_training(load_recipe(name, [*PLAIN, *given, *overrides])), seconds))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Seconds until a compiled model is ready: compiled for the first time, loaded by a later run, with two instances.
+"""Seconds until a compiled model is ready: compiled for the first time, loaded by a later run, and with two instances.
 
     python -m bench.executables [--quick]
 

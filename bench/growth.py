@@ -1,10 +1,10 @@
-"""How the cost of things grows, and what else a run spends: each with the law expected and the exponent measured.
+"""How costs grow with size, each with the expected law and the measured exponent, and the other costs of a run.
 
     python -m bench.growth            about ten minutes; prints tables and writes bench/results/growth.md
     python -m bench.growth --quick    a minute; to see that it works, not to measure
     python -m bench.growth --only growth checkpoints
 
-One thread. Sizes of a series are visited in turns, three times, and the best visit of each counts: noise only slows.
+One thread. The sizes of a series are measured in turn, three times, and the best time of each counts: noise only slows.
 The exponent is the slope of log(cost) against log(size) over the upper half of the series.
 """
 
@@ -30,16 +30,21 @@ import torch
 from torch import nn
 
 from bench.where import when_and_where
-from podium import checkpoint, console, saving
-from podium.batch import BatchSection
-from podium.data.feed import Feed, train_blocks
-from podium.data.generated import GeneratedSource
-from podium.data.order import order
-from podium.optim.optimisers import OptimSection, build_optimiser
-from podium.prepare import prepare
-from podium.recipe import load_recipe
+from podium.checkpoints import reading
+from podium.checkpoints import writing as saving
+from podium.contract import by_dimension
+from podium.data.feed import Feed
+from podium.data.sample_order import order
+from podium.data.sample_plan import train_blocks
+from podium.data.sources.generated import GeneratedSource
+from podium.optim.optimisers import build_optimiser
+from podium.recipe.loading import load_recipe
+from podium.recipe.sections.batch import BatchSection
+from podium.recipe.sections.optim import OptimSection
+from podium.training.build import build_training
 from podium.tune.measure import measured_rate
-from podium.workloads.base import by_dimension, workload_class
+from podium.ui import console
+from podium.workloads.registry import workload_class
 
 RESULTS = Path(__file__).parent / "results" / "growth.md"
 PLAIN = ["workload.data.source=generated", "engine.threads=1", "valid.every=0", "schedule.warmup=0"]
@@ -47,7 +52,7 @@ Rows = list[list[str]]
 
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """Slope in a log-log plot over the upper half of the sizes."""
+    """Return the slope in a log-log plot over the upper half of the sizes."""
     half = len(sizes) // 2
     slope, _ = np.polyfit(np.log(sizes[half:]), np.log(costs[half:]), 1)
     return float(slope)
@@ -78,9 +83,9 @@ def _seconds(value: float) -> str:
 
 
 def update_seconds(*overrides: str, recipe: str = "mnist", seconds: float) -> float:
-    """One update of a recipe with generated samples."""
+    """Return the seconds of one update of a recipe with generated samples."""
     made = load_recipe(recipe, [*PLAIN, *overrides])
-    return made.batch.global_batch / measured_rate(prepare(made), seconds)
+    return made.batch.global_batch / measured_rate(build_training(made), seconds)
 
 
 def growth(quick: bool) -> Rows:
@@ -116,7 +121,7 @@ def order_seconds(num_samples: int) -> float:
 
 
 def feed_seconds(num_samples: int) -> float:
-    """From nothing: the feed is made, blocks come, it is closed."""
+    """Return the seconds from building a feed, through its blocks, to closing it."""
     recipe = load_recipe("mnist", [*PLAIN, "workload.data.generated_train=4096"])
     fields = workload_class("mnist")(recipe.workload.model, recipe.workload.data).source("train").fields
     source = GeneratedSource(fields, num_samples, ranges={"label": (0, 10)})
@@ -143,7 +148,7 @@ class Weights(nn.Module):
 
 
 def checkpoints(folder: Path, quick: bool) -> tuple[Rows, Rows]:
-    """(growth with the size, GB/s against a plain copy)."""
+    """Return (growth with the size, GB/s against a plain copy)."""
     megabytes = [1, 4, 16, 64] if quick else [4, 16, 64, 256, 1024]
     kept: dict[int, tuple[nn.Module, Any]] = {}
 
@@ -166,10 +171,10 @@ def checkpoints(folder: Path, quick: bool) -> tuple[Rows, Rows]:
 
     def restore(size: int) -> float:
         model, optimiser = made(size)
-        return timed(lambda: checkpoint.load(folder / str(size) / "update-00000001").restore(model, optimiser))
+        return timed(lambda: reading.load(folder / str(size) / "update-00000001").restore(model, optimiser))
 
     def copy(size: int) -> float:
-        """All files, read and written, and on the disk at the end."""
+        """Return the seconds to read and write all files, until they are on the disk."""
         target = folder / "copy"
         shutil.rmtree(target, ignore_errors=True)
         found = timed(lambda: _copied(folder / str(size), target))
@@ -177,7 +182,7 @@ def checkpoints(folder: Path, quick: bool) -> tuple[Rows, Rows]:
         return found
 
     def library(size: int) -> float:
-        """The same bytes through the safetensors library, with a checksum."""
+        """Return the seconds for the same bytes through the safetensors library, with a checksum."""
         import hashlib
 
         model, optimiser = made(size)
@@ -225,9 +230,12 @@ def _copied(source: Path, target: Path) -> None:
 
 
 def stall(folder: Path, quick: bool) -> Rows:
-    """How long training is held up by a checkpoint written beside it: neuron/full, stretches with and without one in
-    turns within the same run, on the wall clock. Beside the writing, which takes time from the training where all cores
-    are busy, a checkpoint stops it for a copy of the weights and one look at them."""
+    """Measure how long training is delayed by a checkpoint that is written in the background.
+
+    neuron/full, with alternating stretches with and without a checkpoint in the same run, by the wall clock. Besides
+    the writing, which takes time from the training if all cores are busy, a checkpoint stops it for a copy of the
+    weights and one check of them.
+    """
     rows: Rows = []
     per_stretch, num_pairs = (4, 2) if quick else (12, 24)
     for threads in (1, len(os.sched_getaffinity(0))):
@@ -266,7 +274,7 @@ def run_podium(recipe: str, *overrides: str, out: Path) -> None:
 
 
 def memory(folder: Path, quick: bool) -> Rows:
-    """Peak memory of a whole run of each workload, and how much a run of four times the length needs more."""
+    """Measure the peak memory of a whole run of each workload, and how much more a run four times as long needs."""
     rows: Rows = []
     for recipe, micro in (("mnist", 64), ("neuron/full", 192)):
         peaks = []
@@ -274,7 +282,7 @@ def memory(folder: Path, quick: bool) -> Rows:
             out = folder / f"memory-{time.monotonic_ns()}"
             script = (
                 "import re; from pathlib import Path; from podium.cli import main\n"
-                "try: main()\n"  # not getrusage, which begins with the peak of the process that started this one
+                "try: main()\n"  # not getrusage, which starts from the peak of the parent process
                 "finally: print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
             )
             args = [*PLAIN, f"batch.micro={micro}", f"train.length={num_updates}up", "valid.max_samples=8",
@@ -289,7 +297,7 @@ def memory(folder: Path, quick: bool) -> Rows:
 
 
 def start_up(folder: Path) -> Rows:
-    """Seconds until a person sees something."""
+    """Measure the seconds until a user sees something."""
     podium = [sys.executable, "-m", "podium"]
     rows: Rows = []
     for name, command in (("`podium --help`", ["--help"]), ("`podium recipes`", ["recipes"])):
@@ -317,13 +325,13 @@ def start_up(folder: Path) -> Rows:
 
 
 def telemetry(folder: Path, quick: bool) -> Rows:
-    """Share of the time that records, TensorBoard and the progress display take, by the clock around their calls.
+    """Measure the share of time that records, TensorBoard and the progress display take, by timing their calls.
 
-    Also without the very first call of each, as that loads what writes TensorBoard's files.
+    Also without the first call of each, since that loads the modules that write TensorBoard's files.
     """
-    from podium import telemetry as module
-    from podium.console import PlainDisplay
+    from podium.runs import metrics as module
     from podium.train import train
+    from podium.ui.console import PlainDisplay
 
     spent: list[float] = []
 
@@ -362,7 +370,7 @@ def table(title: str, head: Sequence[str], rows: Rows) -> list[str]:
 
 
 def replaced(page: str, lines: list[str]) -> str:
-    """A page with some of its tables replaced by newer ones, which say when they were made."""
+    """Return a page with some of its tables replaced by newer ones, each with the time it was made."""
     sections = page.split("\n## ")
     for newer in "\n".join(["", *lines]).split("\n## ")[1:]:
         title, _, rest = newer.partition("\n")
@@ -416,7 +424,7 @@ def main() -> None:
     print(text)
     if not quick:
         RESULTS.parent.mkdir(exist_ok=True)
-        if options.only != parts:  # these tables anew, the others as they are
+        if options.only != parts:  # replaces these tables and keeps the others
             text = replaced(RESULTS.read_text(encoding="utf-8"), lines)
         RESULTS.write_text(text, encoding="utf-8")
 

@@ -1,15 +1,15 @@
-"""Samples per second: Podium's feed against a torch DataLoader whose workers do what most scripts do.
+"""Samples per second: Podium's feed against a torch DataLoader whose workers do what most training scripts do.
 
     python -m bench.input                a few minutes; prints tables and writes bench/results/input.md
-    python -m bench.input --only volumes      measures crops of volumes alone and keeps the other tables as they are
+    python -m bench.input --only volumes      measures only crops of volumes and keeps the other tables
 
-Photographs are made for it: noise with the spectrum of natural images, about 500 × 375 pixels, as JPEGs of quality 90,
-as files and as TFRecord shards; once with as many bytes as ImageNet's images have in the mean, once with as many as
-photographs of this size usually take at this quality. Both sides take a random window of every image, resize it to
-224 × 224 (bilinear, antialiased), flip half of them, and hand over normalised float32; both use as many threads or
-worker processes. The DataLoader does all of it in its workers, Podium flips and normalises whole batches where they are
-used, as its workloads do. Rounds alternate, in another order every time; every round is all images twice, shuffled, of
-which the second time counts.
+The photographs are synthetic: noise with the spectrum of natural images, about 500 × 375 pixels, as JPEGs of quality
+90, as files and as TFRecord shards; one set with the mean size in bytes of ImageNet's images, one with the usual size
+of photographs of these dimensions and quality. Both sides take a random window of every image, resize it to 224 × 224
+(bilinear, antialiased), flip half of them, and deliver normalised float32; both use the same number of threads or
+worker processes. The DataLoader does all of it in its workers; Podium flips and normalises whole batches where they are
+used, as its workloads do. The sides alternate, in a different order every round; a round reads all images twice,
+shuffled, and the second pass counts.
 """
 
 import argparse
@@ -35,19 +35,20 @@ from bench.small_images import PillowImages as SmallImages
 from bench.small_images import small_images_table, write_cifar
 from bench.volumes import volumes_tables
 from bench.where import when_and_where
-from podium.cores import own_cores
-from podium.data.arrays import Source, Wanted
 from podium.data.feed import Feed
-from podium.data.images import folder_source, tfrecord_source
-from podium.data.order import order
-from podium.data.records import build_example, write_records
-from podium.engine.allocator import keep_memory
-from podium.workloads.cnn.augment import AugmentSection, Images, Spread
+from podium.data.formats.tfrecord import build_example, write_records
+from podium.data.images.source import folder_source, tfrecord_source
+from podium.data.sample_order import order
+from podium.data.source import SampleRequest, Source
+from podium.machine.allocator import keep_memory
+from podium.machine.cores import own_cores
+from podium.workloads.cnn.augment import Images, Spread
+from podium.workloads.cnn.section import AugmentSection
 
 RESULTS = Path(__file__).parent / "results" / "input.md"
 SIZE, BATCH = 224, 64
 SHAPES = [(375, 500), (375, 500), (500, 375), (333, 500), (400, 500), (500, 333)]
-#: amplitudes fall with this power of the frequency: 117 and 65 kB per photograph
+#: amplitudes fall with this power of the frequency, which gives 117 and 65 kB per photograph
 STEEPNESSES = (1.0, 1.35)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -68,7 +69,7 @@ take twice as long to make where an image has tables of its own.
 the result out with the channels first, and numpy puts them last again.
 - Parts of 8 images for each thread, instead of parts that become smaller towards the end of a batch, cost 6 %.
 - Mirroring and normalising by torch's operators took five passes over the pixels, 0.12 ms alone and 0.25 ms beside \
-threads that decode; it is one pass now (`podium/layers/pixels.py`).
+threads that decode; it is one pass now (`podium/kernels/image/mirror_normalise.py`).
 - The next batch is begun before the end of one, so that no thread is idle in between.
 - No gain: decoding into a buffer that is used again (`buffer=`); holding records in memory instead of reading them \
 from the system's cache.
@@ -96,7 +97,7 @@ def photographs(count: int, steepness: float) -> Iterator[bytes]:
 
 
 def _scene(rng: np.random.Generator, side: int, steepness: float) -> NDArray[np.uint8]:
-    """Noise whose amplitude falls with the frequency, mostly in brightness, a little in colour."""
+    """Return noise whose amplitude falls with the frequency, mostly in brightness, slightly in colour."""
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
     frequency[0, 0] = 1.0
     planes = []
@@ -110,7 +111,7 @@ def _scene(rng: np.random.Generator, side: int, steepness: float) -> NDArray[np.
 
 
 def write_images(folder: Path, steepness: float, count: int) -> float:
-    """Makes the images as files and as shards; mean size in bytes."""
+    """Write the images as files and as shards, and return their mean size in bytes."""
     records, total = [], 0
     for number, data in enumerate(photographs(count, steepness)):
         label = number % 10
@@ -129,7 +130,7 @@ def write_images(folder: Path, steepness: float, count: int) -> float:
 
 
 class PillowImages(Dataset):
-    """What most training scripts do, sample by sample."""
+    """A data set that does what most training scripts do, sample by sample."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = sorted(folder.glob("files/train/*/*.JPEG"))
@@ -161,7 +162,7 @@ class PillowImages(Dataset):
 
 
 class FeedRounds:
-    """Every call goes once through a source, as training does: an order and places of its own."""
+    """One epoch of a source per call, as in training: each with its own order and windows."""
 
     def __init__(self, source: Source, finish: bool) -> None:
         self.source, self.epoch = source, 0
@@ -180,15 +181,15 @@ class FeedRounds:
         self.epoch += 1
         return time.perf_counter() - began
 
-    def blocks(self) -> Iterator[Wanted]:
+    def blocks(self) -> Iterator[SampleRequest]:
         num = len(self.source)
         for first in range(0, num, BATCH):
             positions = np.arange(first, min(first + BATCH, num), dtype=np.int64)
-            yield Wanted(order(0, self.epoch, positions, num), positions + self.epoch * num)
+            yield SampleRequest(order(0, self.epoch, positions, num), positions + self.epoch * num)
 
 
 def photographs_table(folder: Path, loader: DataLoader, mean_bytes: float, rounds: int, threads: int) -> list[str]:
-    """Files and shards of photographs, Podium against the DataLoader."""
+    """Measure files and shards of photographs: Podium against the DataLoader."""
     count = len(loader.dataset)  # type: ignore[arg-type]
     files = folder_source(folder / "files", "train", SIZE, threads=threads)
     shards = tfrecord_source(folder / "shards", "train", SIZE, threads=threads)
@@ -205,7 +206,7 @@ def photographs_table(folder: Path, loader: DataLoader, mean_bytes: float, round
 
 
 def volumes_section(rounds: int, threads: int) -> str:
-    """Crops of boxes, with the line that says when and where of its own."""
+    """Measure crops of boxes, for a section with its own line on when and where it was measured."""
     opening = when_and_where(os.getloadavg()[0])
     with tempfile.TemporaryDirectory(prefix="podium-input-") as name:
         tables = volumes_tables(Path(name) / "box.h5", rounds, threads)
@@ -214,7 +215,7 @@ def volumes_section(rounds: int, threads: int) -> str:
 
 
 def merged(text: str, section: str) -> str:
-    """`text` with this section for the one about volumes, which stands before the notes."""
+    """Return `text` with the section about volumes, which precedes the notes, replaced by this one."""
     before, _, _ = text.partition(_VOLUMES if _VOLUMES in text else _NOTES)
     _, _, notes = text.partition(_NOTES)
     return f"{before.rstrip()}\n\n{section.rstrip()}\n\n{_NOTES}{notes}"
@@ -228,7 +229,7 @@ def images_text(rounds: int, num_images: int, threads: int) -> str:
         loaders = [started(PillowImages(folder), BATCH, threads) for folder in folders]
         write_cifar(Path(name) / "cifar")
         small_loader = started(SmallImages(Path(name) / "cifar"), SMALL_BATCH, threads)
-        # As every training does, and nothing that the others' processes, which run by now, would have.
+        # As every training does; the loaders' processes, which already run, are not affected.
         keep_memory()
         photos = [
             line

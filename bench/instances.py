@@ -1,15 +1,14 @@
-"""Samples per second and weights on 1, 2, 4 and 8 instances, and how long a run takes to go on after a kill.
+"""Samples per second and weights on 1, 2, 4 and 8 instances, and how long a run takes to recover after a kill.
 
     python -m bench.instances            40 minutes; prints tables and writes bench/results/instances.md
 
-Every row is `podium train … --instances N` in processes of its own, one thread per replica. The machine gives now more
-and now less, for minutes at a time, so all rows are started and stopped again (SIGSTOP), and then go on one after the
-other for some seconds each, in another order every round; those that matter most have several turns in a round. A ratio
-is that of the means of a round: what is compared was measured within two minutes. Rates are those between a stretch's
-first and last record. There are several sets of such processes, so that no accident of a start decides. "At best"
-compares the stretches that nine of ten stay below, on either side. Weights are those of short runs to their end, and
-must agree. What the machine itself has to give is shown by two runs of one instance side by side, each on a core of its
-own, which have nothing to do with each other.
+Every row is `podium train … --instances N` in processes of its own, one thread per replica. The machine's speed varies
+for minutes at a time, so all rows are started and stopped (SIGSTOP), and then continue one after the other for some
+seconds each, in a different order every round; the most important ones have several turns in a round. A ratio is taken
+between the means of a round, so the values compared were measured within two minutes. Rates are taken between a
+stretch's first and last record. There are several sets of such processes, so that no single start decides the result.
+"At best" compares the 90th percentiles of the stretches. Weights are those of short runs to their end, and must agree.
+The machine's own limit is shown by two independent runs of one instance side by side, each on a core of its own.
 """
 
 import argparse
@@ -29,8 +28,8 @@ from pathlib import Path
 import psutil
 
 from bench.where import when_and_where
-from podium.cores import numa_nodes
-from podium.launch.turns import Turns
+from podium.launch.core_rotation import CoreRotation
+from podium.machine.cores import numa_nodes
 
 RESULTS = Path(__file__).parent / "results" / "instances.md"
 CASES = {
@@ -38,13 +37,13 @@ CASES = {
                     "engine.updates_per_call=1"],
     "mnist": ["workload.data.source=generated", "batch.micro=16", "engine.updates_per_call=4"],
 }  # fmt: skip
-#: Updates of the runs to the end, and seconds of a stretch.
+#: length of the runs to the end, and seconds of a stretch
 LENGTHS = {"neuron/full": ("4up", 8.0), "mnist": ("60up", 3.0)}
 PLAIN = ["batch.replicas=8", "engine.threads=1", "valid.every=0", "valid.max_samples=8",
          "checkpoint.every=0", "log.report=false", "log.tensorboard=false", "schedule.warmup=0"]  # fmt: skip
-#: Rows beside those of instance counts. The turns of the second are made from here, in the processes of the first.
+#: Rows besides those of instance counts. For the second, this script rotates the cores of the first one's processes.
 KEPT, TURNED, APART = "2, cores kept", "2, the same by turns", "1 + 1 apart"
-#: These have so many turns in a round.
+#: number of turns in a round, for the rows that have more than one
 OFTEN = {"1": 3, "2": 3, APART: 3}
 TURN_S = 0.1
 
@@ -54,7 +53,7 @@ def command(*args: object) -> list[str]:
 
 
 def weights(recipe: str, num_instances: int, out: Path) -> str:
-    """sha256 of the weights of a short run."""
+    """Return the sha256 of the weights of a short run."""
     length, _ = LENGTHS[recipe]
     args = ["train", recipe, *CASES[recipe], *PLAIN, f"train.length={length}", "--instances", num_instances]
     subprocess.run(command(*args, "--out", out), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -62,7 +61,7 @@ def weights(recipe: str, num_instances: int, out: Path) -> str:
 
 
 class Runs:
-    """One row: runs that go on side by side when they are told to, and are stopped otherwise."""
+    """One row: runs that continue side by side while they are measured, and are stopped otherwise."""
 
     def __init__(self, recipe: str, name: str, folder: Path) -> None:
         self._metrics, self._trees = [], []
@@ -71,7 +70,7 @@ class Runs:
             out = folder / f"{time.monotonic_ns()}"
             args = ["train", recipe, *CASES[recipe], *PLAIN, "train.length=1000000up", "--out", out,
                     f"launch.turns={'false' if name == KEPT else 'true'}", "--instances", name[0]]  # fmt: skip
-            # In a session of its own: a shell that ends hangs up on what is stopped in its own.
+            # In a session of its own: a shell that exits sends SIGHUP to the stopped processes of its session.
             run = subprocess.Popen(
                 command(*args), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
             )
@@ -86,19 +85,19 @@ class Runs:
             self._send(signal.SIGSTOP)
 
     def rate(self, seconds: float, *, turned: bool = False) -> float:
-        """Samples per second of all together, over a stretch."""
+        """Return the samples per second of all runs together, over a stretch."""
         before = [len(_records(path)) for path in self._metrics]
-        turns, instances = Turns(numa_nodes()), [process.pid for process in self._trees[0][1:]]
+        turns, instances = CoreRotation(numa_nodes()), [process.pid for process in self._trees[0][1:]]
         end = time.monotonic() + seconds
         self._send(signal.SIGCONT)
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, TURN_S) if turned else left)
-            assert not turned or turns.change(instances)
+            assert not turned or turns.rotate(instances)
         self._send(signal.SIGSTOP)
         total = 0.0
         for path, count in zip(self._metrics, before, strict=True):
             records = _records(path)
-            first, last = records[count], records[-1]  # up to the first it may have stood still
+            first, last = records[count], records[-1]  # before the first one it may have been stopped
             total += (last["samples"] - first["samples"]) / (last["time/total_s"] - first["time/total_s"])
         return total
 
@@ -112,7 +111,7 @@ class Runs:
 
 
 def _records(metrics: Path) -> list[dict[str, float]]:
-    """Those that are written to the end."""
+    """Return the records that are completely written."""
     text = metrics.read_text() if metrics.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
@@ -129,7 +128,7 @@ def going(recipe: str, names: Sequence[str], folder: Path) -> Iterator[dict[str,
 
 
 def rates(recipe: str, names: Sequence[str], num_sets: int, rounds: int, folder: Path) -> dict[str, list[list[float]]]:
-    """By row and round, the samples per second of every stretch."""
+    """Return the samples per second of every stretch, by row and round."""
     found: dict[str, list[list[float]]] = {name: [] for name in names}
     _, seconds = LENGTHS[recipe]
     turns = [name for name in names for _ in range(OFTEN.get(name, 1))]
@@ -147,17 +146,17 @@ def rates(recipe: str, names: Sequence[str], num_sets: int, rounds: int, folder:
 
 
 def best(rounds: list[list[float]]) -> float:
-    """What nine of ten stretches stay below."""
+    """Return the rate that nine of ten stretches stay below."""
     return statistics.quantiles((rate for rates in rounds for rate in rates), n=10, method="inclusive")[-1]
 
 
 def ratios(rounds: list[list[float]], to: list[list[float]]) -> list[float]:
-    """Of the means of every round."""
+    """Return the ratio of the means of every round."""
     return [statistics.mean(ours) / statistics.mean(theirs) for ours, theirs in zip(rounds, to, strict=True)]
 
 
 def seconds_after_kill(folder: Path) -> tuple[float, float]:
-    """(until the launcher says so, until the next update is recorded) after SIGKILL of one instance of two."""
+    """Return the seconds (until the launcher reports it, until the next update's record) after killing one of two."""
     out = folder / f"{time.monotonic_ns()}"
     args = ["train", "mnist", *CASES["mnist"], *PLAIN, "train.length=400up", "checkpoint.every=20up",
             "engine.updates_per_call=1", "--instances", 2, "--out", out]  # fmt: skip
@@ -176,7 +175,7 @@ def seconds_after_kill(folder: Path) -> tuple[float, float]:
         while b"starting anew" not in (folder / "err").read_bytes():
             time.sleep(0.01)
         told, before = time.perf_counter() - killed, newest()
-        while newest() >= before:  # the records of lost updates are dropped on resume
+        while newest() >= before:  # resuming drops the records of lost updates
             time.sleep(0.01)
         resumed_from = newest()
         while newest() <= resumed_from:

@@ -1,11 +1,11 @@
-"""Learning-rate scaling in small: cosmology/quick at 1, 4 and 8 times the global batch, with each rule.
+"""Learning-rate scaling on a small scale: cosmology/quick at 1, 4 and 8 times the global batch, with each rule.
 
     python -m bench.large_batch            about five minutes; prints a table and writes bench/results/large_batch.md
     python -m bench.large_batch --quick    to see that it works, not to measure
 
-All trainings see the same crops for the same number of epochs; so 8 times the batch has an eighth of the updates. The
-rate is that of the recipe times 1, the root, or the whole of the ratio; the scaled ones rise linearly over the same
-share of the training as the recipe's. One training each: differences of a percent or two are chance.
+All trainings see the same crops for the same number of epochs, so 8 times the batch has an eighth of the updates. The
+rate is the recipe's times 1, the square root of the ratio, or the ratio; scaled rates warm up linearly over the same
+share of the training as the recipe's. One training each: differences of a percent or two are noise.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.where import when_and_where
-from podium.recipe import Recipe, load_recipe
+from podium.recipe.loading import Recipe, load_recipe
 from podium.train import train
 
 RESULTS = Path(__file__).parent / "results" / "large_batch.md"
 RECIPE = "cosmology/quick"
-#: the ratio 1 needs no rule
+#: ratio 1 needs no rule
 FACTORS, SCALES = (1, 4, 8), ("none", "sqrt", "linear")
 _SAMPLES, _EPOCHS = 512, 6
 _BASE_BATCH = 8
@@ -40,7 +40,7 @@ class Trained:
 
 
 def recipe_of(factor: int, scale: str, samples: int, epochs: int) -> Recipe:
-    """The micro-batch stays, accumulation makes the global batch: the arithmetic of a sample is the same throughout."""
+    """Build a recipe that accumulates to the global batch, so that the arithmetic of a sample is always the same."""
     return load_recipe(
         RECIPE,
         [
@@ -71,7 +71,7 @@ def trained(factor: int, scale: str, samples: int, epochs: int) -> Trained:
 
 
 def table(cells: list[Trained]) -> str:
-    """Batches down, rules across; the best rule of every batch in bold."""
+    """Format the table: batches in rows, rules in columns, the best rule of every batch in bold."""
     lines = [
         f"| global batch | updates | {' | '.join(SCALES)} |",
         f"|---|---{'|---' * len(SCALES)}|",

@@ -1,13 +1,13 @@
-"""LARS and LAMB against those of the package pytorch_optimizer: what a step costs, and whether it is the papers'.
+"""LARS and LAMB against those of the package pytorch_optimizer: the cost of a step, and whether it follows the papers.
 
     python -m bench.optimisers           a minute; prints tables and writes bench/results/optimisers.md
 
-A step is that of ResNet-50's parameters, 161 tensors with 25.6 million values, in float32; the two take turns, and
-which goes first changes from round to round. Gradients are filled in anew before every step, outside of what is timed.
-On one thread unless told otherwise, where processor time tells both apart however busy the machine is.
+A step updates ResNet-50's parameters, 161 tensors with 25.6 million values, in float32; the two alternate, and which
+goes first changes from round to round. Gradients are filled in again before every step, outside the timed part. On one
+thread by default, where processor time distinguishes the two even on a busy machine.
 
-The papers' formulas stand below, written out in numpy: the tests hold our optimisers to them, the second table both
-sides. Deviations are those of the weights in float64, as part of how far the formula has moved them.
+The papers' formulas are below, written out in numpy: the tests compare our optimisers with them, the second table
+compares both sides. Deviations are those of the weights in float64, relative to how far the formula has moved them.
 """
 
 import argparse
@@ -27,14 +27,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bench.where import when_and_where
-from podium.engine.allocator import keep_memory
-from podium.optim.optimisers import OptimSection, build_optimiser, step
-from podium.workloads.base import by_dimension
+from podium.contract import by_dimension
+from podium.machine.allocator import keep_memory
+from podium.optim.optimisers import build_optimiser, step
+from podium.recipe.sections.optim import OptimSection
 
 RESULTS = Path(__file__).parent / "results" / "optimisers.md"
 PACKAGE = "pytorch_optimizer"
 CLASSES = {"lars": "LARS", "lamb": "Lamb"}
-#: what counts as the same formula
+#: largest deviation that counts as the same formula
 CLOSE = 1e-6
 
 Array = NDArray[np.float64]
@@ -53,7 +54,7 @@ def lars_by_the_paper(
     eps: float = 0.0,
     adapt: bool = True,
 ) -> tuple[Array, list[Array]]:
-    """(weight, state) after a step by You, Gitman, Ginsburg 2017; `state` is (v,), zero before the first step.
+    """Return (weight, state) after a step by You, Gitman, Ginsburg 2017; `state` is (v,), zero before the first step.
 
     Without `adapt`, as a bias is treated: neither weight decay nor trust ratio.
     """
@@ -80,7 +81,7 @@ def lamb_by_the_paper(
     bias_correction: bool = True,
     adapt: bool = True,
 ) -> tuple[Array, list[Array]]:
-    """(weight, state) after a step by You et al. 2020, `num_steps` counted from 1; `state` is (m, v), zero at first.
+    """Return (weight, state) after step `num_steps` (from 1) by You et al. 2020; `state` is (m, v), zero at first.
 
     Without `adapt`, as a bias is treated: neither weight decay nor trust ratio.
     """
@@ -97,7 +98,7 @@ def lamb_by_the_paper(
     return weight - lr * trust * u, [m, v]
 
 
-#: optimiser -> its formula, and how many arrays it remembers
+#: optimiser -> its formula, and how many state arrays it has
 PAPERS: dict[str, tuple[Callable[..., tuple[Array, list[Array]]], int]] = {
     "lars": (lars_by_the_paper, 1),
     "lamb": (lamb_by_the_paper, 2),
@@ -106,8 +107,10 @@ PAPERS: dict[str, tuple[Callable[..., tuple[Array, list[Array]]], int]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What an optimiser is asked to do, in our keys and in the package's. `size` multiplies the weights; `falling`:
-    the rate is halved at every update."""
+    """Settings of an optimiser, in our keys and in the package's.
+
+    `size` multiplies the weights; `falling`: the rate is halved at every update.
+    """
 
     about: str
     optimiser: str
@@ -117,7 +120,7 @@ class Setting:
     falling: bool = False
 
 
-#: the package's keys are those that come nearest to the paper: what it calls adam_debias leaves the correction out
+#: the package's keys are those closest to the paper: its adam_debias leaves the correction out
 _PLAIN = {"bias_correction": False, "weight_decay": 0.0}
 _DECAYED = {"bias_correction": False, "weight_decay": 0.1}
 SETTINGS = (
@@ -143,7 +146,7 @@ class Bag(nn.Module):
 
 
 def resnet50_shapes() -> list[tuple[int, ...]]:
-    """Of ResNet-50 with 1000 classes, in the order of the model."""
+    """Return the shapes of ResNet-50's parameters with 1000 classes, in the order of the model."""
     shapes: list[tuple[int, ...]] = []
 
     def convolution(num_in: int, num_out: int, kernel: int) -> int:
@@ -162,7 +165,7 @@ def resnet50_shapes() -> list[tuple[int, ...]]:
     return [*shapes, (1000, channels), (1000,)]
 
 
-#: takes the step of the rate it is given
+#: takes a step with the given rate
 Step = Callable[[float], None]
 
 
@@ -192,7 +195,7 @@ CONTENDERS: tuple[Callable[[nn.Module, str, dict[str, Any]], Step], ...] = (our_
 
 @dataclass
 class Lane:
-    """An optimiser of both sides at ResNet-50's parameters; by side and round, milliseconds: (wall, processor)."""
+    """One optimiser of both sides on ResNet-50's parameters; milliseconds (wall, processor) by side and round."""
 
     name: str
     keys: dict[str, Any]
@@ -219,7 +222,7 @@ class Lane:
         wall, processor = (
             [statistics.median(took[clock] for took in self.took[side]) for side in (0, 1)] for clock in (0, 1)
         )
-        # neighbouring rounds share what the machine was doing, so ratios are taken between these
+        # neighbouring rounds see the same load on the machine, so ratios are taken between them
         ratios = sorted(theirs[1] / ours[1] for ours, theirs in zip(*self.took, strict=True))
         return (
             f"| {self.name} | {wall[0]:.0f}, {processor[0]:.0f} | {wall[1]:.0f}, {processor[1]:.0f} | "
@@ -230,7 +233,7 @@ class Lane:
 def deviation(
     make: Callable[[nn.Module, str, dict[str, Any]], Step], setting: Setting, keys: dict[str, Any], num_updates: int
 ) -> float:
-    """How far the weights are from the formula's after so many updates, as part of how far that has moved them."""
+    """Return how far the weights are from the formula's after the updates, relative to how far that has moved them."""
     rng = np.random.default_rng(1)
     model = Bag([(16, 8, 3, 3), (40, 30)], torch.float64)
     with torch.no_grad():

@@ -1,15 +1,15 @@
-"""The engine against the loop a competent person writes by hand, with the same settings. The engine should keep 97 %.
+"""The engine against the loop a competent person writes by hand, with the same settings. The engine should reach 97 %.
 
     python bench/overhead.py            several minutes; prints a table and writes bench/results/overhead.md
     python bench/overhead.py --quick    a minute; to see that it works, not to measure
 
-Engine: `podium.train.train` as a user runs it, with feed, telemetry and all, on samples of files in memory. Its rate is
-that of its own records (training and input wait; neither validation nor checkpoint falls into the stretch).
+Engine: `podium.train.train` as a user runs it, with feed and telemetry, on samples from files, held in memory. Its rate
+is that of its own records (training and input wait; the stretch contains neither validation nor checkpoint).
 Loop: the same model from the same seed, samples as one float32 tensor per field in memory (converted beforehand, which
 the engine does while it trains), a permutation per epoch, `x[indices]`, forward, mean loss, backward, torch's own fused
-optimiser, `zero_grad(set_to_none=True)`. It keeps no losses, looks at none, and can neither stop nor resume.
+optimiser, `zero_grad(set_to_none=True)`. It keeps and reads no losses, and can neither stop nor resume.
 
-Both run in this process, on as many threads, in turns; which goes first changes from round to round.
+Both run in this process, alternately, on the same number of threads; which goes first changes from round to round.
 """
 
 import argparse
@@ -29,18 +29,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from podium import console
-from podium.data.arrays import empty_buffers
-from podium.data.idx import write_idx
-from podium.engine.randomness import seed_torch
-from podium.prepare import prepare
-from podium.recipe import Recipe, load_recipe
-from podium.run import environment
+from podium.data.formats.idx import write_idx
+from podium.data.source import empty_buffers
+from podium.recipe.loading import Recipe, load_recipe
+from podium.runs.folder import environment
 from podium.train import train
+from podium.training.build import build_training
+from podium.transforms.seeding import seed_torch
+from podium.ui import console
 
 RESULTS = Path(__file__).parent / "results" / "overhead.md"
 TARGET = 0.97
-#: updates between two records of the engine: as in the recipes; fewer where an update takes long
+#: updates between two records of the engine: as in the recipes, fewer if an update takes long
 PER_CALL = {8: 50, 192: 10}
 
 MEAN_LOSS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mnist": F.cross_entropy, "neuron": F.mse_loss}
@@ -48,12 +48,12 @@ MEAN_LOSS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mnist": F.cross_ent
 
 @dataclass
 class Case:
-    """One recipe at one micro-batch, and what was measured of it."""
+    """One recipe at one micro-batch, and its measurements."""
 
     recipe: Recipe
     name: str
     micro_batch: int
-    #: updates in a stretch, after so many that are not timed (on both sides; the engine's first two records)
+    #: updates in a stretch, and those before it that are not timed (on both sides; the engine's first two records)
     num_updates: int
     num_warmup: int
     engine: list[float] = field(default_factory=list)
@@ -65,12 +65,12 @@ class Case:
 
     @property
     def extra_us(self) -> float:
-        """Microseconds that an update of the engine takes longer."""
+        """Return how many microseconds longer an update of the engine takes."""
         return 1e6 * self.micro_batch * (1 / statistics.median(self.engine) - 1 / statistics.median(self.loop))
 
 
 def build_case(name: str, micro_batch: int, threads: int | None, per_call: int, folder: Path) -> Case:
-    """The recipe that both sides follow; samples are made in `folder`."""
+    """Build the recipe that both sides follow; samples are made in `folder`."""
     workload = name.partition("/")[0]
     overrides = [f"batch.micro={micro_batch}", f"engine.updates_per_call={per_call}", "schedule.name=constant"]
     overrides += ["schedule.warmup=0", "valid.every=0", "valid.max_samples=8", "checkpoint.every=0"]
@@ -84,7 +84,7 @@ def build_case(name: str, micro_batch: int, threads: int | None, per_call: int, 
 
 
 def write_images(folder: Path) -> None:
-    """Random images in MNIST's files: what is in them makes no difference to the time."""
+    """Write random images as MNIST's files: their content does not affect the time."""
     folder.mkdir()
     draw = np.random.default_rng(0)
     for part, num_samples in (("train", 60_000), ("t10k", 1_000)):
@@ -97,7 +97,7 @@ def write_images(folder: Path) -> None:
 
 
 def engine_rate(case: Case, folder: Path) -> float:
-    """Samples per second of `num_updates` updates in a run of its own."""
+    """Return the samples per second of `num_updates` updates in a run of its own."""
     tree = case.recipe.model_dump(by_alias=True)
     tree["train"]["length"] = f"{case.num_warmup + case.num_updates}up"
     recipe = type(case.recipe).model_validate(tree)
@@ -120,19 +120,21 @@ class Loop:
     """The hand-written side: everything it needs is in memory."""
 
     def __init__(self, recipe: Recipe) -> None:
-        prepared = prepare(recipe)  # sets the number of threads, too
-        self._recipe, self._build_model = recipe, prepared.workload.build_model
+        training = build_training(recipe)  # sets the number of threads, too
+        self._recipe, self._build_model = recipe, training.task.workload.build_model
         self._mean_loss = MEAN_LOSS[recipe.workload.name]
-        self._num_samples = len(prepared.samples)
-        buffers = empty_buffers(prepared.samples.fields, self._num_samples)
+        self._num_samples = len(training.task.train_source)
+        buffers = empty_buffers(training.task.train_source.fields, self._num_samples)
         for start in range(0, self._num_samples, 1024):
             rows = np.arange(start, min(start + 1024, self._num_samples))
-            prepared.samples.gather(rows, {name: buffer[rows[0] : rows[-1] + 1] for name, buffer in buffers.items()})
+            training.task.train_source.gather(
+                rows, {name: buffer[rows[0] : rows[-1] + 1] for name, buffer in buffers.items()}
+            )
         self._inputs, self._targets = (torch.from_numpy(buffer) for buffer in buffers.values())
-        self._threads = prepared.threads
+        self._threads = training.placement.threads
 
     def rate(self, case: Case) -> float:
-        """Samples per second over the updates of a stretch, after the warm-up."""
+        """Return the samples per second over the updates of a stretch, after the warm-up."""
         torch.set_num_threads(self._threads)
         micro_batch = self._recipe.batch.micro_batch
         seed_torch(torch.device("cpu"), "weights", self._recipe.seed)
@@ -167,11 +169,11 @@ class Loop:
         return torch.optim.SGD(model.parameters(), momentum=momentum, **options)
 
 
-# --- measuring and telling ------------------------------------------------------------------------------------------
+# --- measuring and reporting ----------------------------------------------------------------------------------------
 
 
 def measure(case: Case, rounds: int, stretch_s: float, folder: Path) -> None:
-    """One untimed round to warm up and to choose the length of a stretch, then `rounds` in turns."""
+    """Run an untimed round to warm up and to choose the length of a stretch, then `rounds` alternating ones."""
     loop = Loop(case.recipe)
     engine_rate(case, folder)
     per_call = case.recipe.engine.updates_per_call
@@ -190,7 +192,7 @@ def measure(case: Case, rounds: int, stretch_s: float, folder: Path) -> None:
 
 
 def table(cases: list[Case]) -> str:
-    """Medians over the rounds; the ratio is that of each round, so that a slow minute counts on both sides."""
+    """Format the medians over the rounds; ratios are taken within each round, so a slow minute affects both sides."""
     lines = [
         "| recipe | micro-batch | updates | engine, samples/s | loop, samples/s | engine / loop | least … most "
         "| extra per update |",
@@ -207,7 +209,7 @@ def table(cases: list[Case]) -> str:
 
 
 def page(cases: list[Case], rounds: int, threads: int, load: float) -> str:
-    """The table with when, where and how."""
+    """Format the table with when, where and how it was measured."""
     machine = environment(threads, torch.device("cpu"))
     return (
         f"# The engine against a hand-written loop\n\n"

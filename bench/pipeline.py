@@ -2,9 +2,9 @@
 
     python -m bench.pipeline            about eight minutes; prints tables and writes bench/results/pipeline.md
 
-Every row is `podium train …` in processes of its own, with one thread each and the same global batch, rows in turns
-over the rounds. The rate is that of the run's own records without the first. Memory is what a process has to itself
-(USS) at most, while it trains; what a process of Podium needs before it has a model is shown apart.
+Every row is `podium train …` in processes of its own, with one thread each and the same global batch; rows alternate
+over the rounds. The rate is that of the run's own records except the first. Memory is the peak of what a process shares
+with no other (USS) while it trains; the memory of a Podium process before it has a model is shown separately.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MODEL = ["gpt2/quick", "workload.data.source=generated", "workload.data.samples=
          "engine.updates_per_call=1", "valid.every=0", "valid.max_samples=4", "checkpoint.every=0", "log.report=false",
          "log.tensorboard=false", "schedule.warmup=0", "engine.tune=off"]  # fmt: skip
 ACCUMULATION = 16
-#: what a row is called, its overrides, its instances
+#: a row's name, its overrides, its instances
 ROWS: list[tuple[str, list[str], int]] = [
     ("1 instance, the whole model", [f"batch.accumulation={ACCUMULATION}"], 1),
     ("2 replicas on 2 instances", [f"batch.accumulation={ACCUMULATION // 2}", "batch.replicas=2"], 2),
@@ -46,7 +46,7 @@ ROWS: list[tuple[str, list[str], int]] = [
 
 
 def run(overrides: Sequence[str], num_instances: int, out: Path) -> tuple[float, list[float], str]:
-    """(samples per second, MB of each instance, sha256 of the weights)"""
+    """Return (samples per second, MB of each instance, sha256 of the weights)."""
     command = [sys.executable, "-m", "podium", "train", *MODEL, *overrides, "--out", str(out)]
     process = subprocess.Popen([*command, "--instances", str(num_instances)], stderr=subprocess.DEVNULL)
     most: dict[int, float] = {}
@@ -70,7 +70,7 @@ def _watch(process: subprocess.Popen, most: dict[int, float], num_instances: int
 
 
 def bare_process() -> float:
-    """MB of a process that has loaded Podium and torch's distributed parts, and nothing else."""
+    """Return the MB of a process that has loaded only Podium and torch's distributed parts."""
     code = "import podium.train, psutil; print(psutil.Process().memory_full_info().uss / 1e6)"
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from bench.where import when_and_where
-from podium.console import number
-from podium.prepare import prepare
-from podium.profile import measured_rates
-from podium.recipe import load_recipe
+from podium.commands.profile import measured_rates
+from podium.recipe.loading import load_recipe
+from podium.training.build import build_training
+from podium.ui.console import number
 
 RESULTS = Path(__file__).parent / "results" / "rates.md"
 RECIPES = {
@@ -30,8 +30,8 @@ RECIPES = {
 
 
 def row(name: str, seconds: float) -> str:
-    prepared = prepare(load_recipe(name, RECIPES[name]))
-    rates = measured_rates(prepared, seconds)
+    training = build_training(load_recipe(name, RECIPES[name]))
+    rates = measured_rates(training, seconds)
     told = [number(rate) for rate in (rates.input, rates.compute, rates.both)]
     shown = " ".join([name, *RECIPES[name]])
     return f"| {shown} | {' | '.join(told)} | {rates.both / min(rates.input, rates.compute):.0%} | {rates.bottleneck} |"

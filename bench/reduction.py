@@ -2,9 +2,9 @@
 
     python -m bench.reduction [--quick]
 
-Every instance holds both contenders, each with its own model and optimiser, and they take turns round by round, so
-that whatever else the machine does hits both alike. One replica per instance, one thread each, over loopback. Prints a
-table and writes bench/results/reduction.md.
+Every instance holds both contenders, each with its own model and optimiser, and they alternate round by round, so that
+other load on the machine affects both alike. One replica per instance, one thread each, over loopback. Prints a table
+and writes bench/results/reduction.md.
 """
 
 import argparse
@@ -24,12 +24,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from podium.batch import BatchSection
-from podium.engine.instances import Instances
-from podium.engine.update import Engine
-from podium.optim.optimisers import OptimSection, build_optimiser
-from podium.recipe import load_recipe
-from podium.workloads.base import Loss, Workload, by_dimension, workload_class
+from podium.contract import Loss, Workload, by_dimension
+from podium.data.source import Source
+from podium.distributed.instances import Instances
+from podium.engine.parallelism import Replicated
+from podium.engine.state import Lengths, Task, TrainState
+from podium.engine.update import Engine, Events, UpdateOptions
+from podium.optim.optimisers import build_optimiser
+from podium.optim.schedules import build_schedule
+from podium.recipe.loading import load_recipe
+from podium.recipe.sections.batch import BatchSection
+from podium.recipe.sections.optim import OptimSection
+from podium.recipe.sections.schedule import ScheduleSection
+from podium.workloads.registry import workload_class
 
 Reduction = Literal["exact", "fast"]
 CONTENDERS: tuple[Reduction, ...] = ("exact", "fast")
@@ -54,7 +61,7 @@ LANES = (
 
 
 class Wide:
-    """A model with 25 million weights, 100 MB of gradients, in six layers; little to compute for so much to send."""
+    """A model with 25 million weights, 100 MB of gradients, in six layers: little to compute, much to send."""
 
     def build_model(self) -> nn.Module:
         layers = [layer for _ in range(6) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
@@ -99,7 +106,7 @@ def main() -> None:
 
 
 def _row(lane: Lane, count: int, rounds: dict[Reduction, list[list[Round]]]) -> str:
-    """`rounds`: by contender, then round, then instance."""
+    """Format a row of the table; `rounds` are by contender, then round, then instance."""
     samples = lane.micro_batch * lane.updates * count
     seconds = {name: [max(one.seconds for one in each) for each in rounds[name]] for name in CONTENDERS}
     cpu_ms = {
@@ -107,7 +114,7 @@ def _row(lane: Lane, count: int, rounds: dict[Reduction, list[list[Round]]]) -> 
         for name in CONTENDERS
     }
     waiting_ms = statistics.median(one.waited_s for each in rounds["exact"] for one in each) / lane.updates * 1e3
-    # Neighbouring rounds share what the machine was doing, so ratios are taken between these.
+    # Neighbouring rounds see the same load on the machine, so ratios are taken between them.
     ratios = sorted(fast / exact for exact, fast in zip(seconds["exact"], seconds["fast"], strict=True))
     rates = {name: samples / statistics.median(seconds[name]) for name in CONTENDERS}
     return (
@@ -181,16 +188,18 @@ def _engine(lane: Lane, instances: Instances, reduction: Reduction, waits: list[
     optim = (
         load_recipe(lane.recipe[0], list(lane.recipe[1:])).optim if lane.recipe else OptimSection(name="sgd", lr=0.1)
     )
+    batch = BatchSection(micro=lane.micro_batch, replicas=instances.count)
+    no_samples = cast(Source, None)
     return Engine(
-        model,
-        workload,
-        build_optimiser(optim, model, by_dimension(model)),
-        BatchSection(micro=lane.micro_batch, replicas=instances.count),
-        range(instances.index, instances.index + 1),
-        seed=1,
-        instances=instances,
-        reduction=reduction,
-        waited=waits.append,
+        Task(workload, no_samples, no_samples, Lengths(1, 1, batch.global_batch)),
+        TrainState(
+            model,
+            build_optimiser(optim, model, by_dimension(model)),
+            build_schedule(ScheduleSection(), 0.1, 1, 1, batch.global_batch),
+        ),
+        Replicated(model, instances, reduction),
+        UpdateOptions(batch, seed=1),
+        Events(waits.append),
     )
 
 

@@ -1,4 +1,4 @@
-"""Rounds of several ways to read the same samples, in turns, and their table. For `bench.input`."""
+"""Alternating rounds of several ways to read the same samples, and their table. Used by `bench.input`."""
 
 import random
 import statistics
@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader, Dataset
 def compared(
     what: str, sides: Mapping[str, Callable[[], float]], count: int, rounds: int, *, unit: str = "image"
 ) -> list[str]:
-    """`sides`: name -> reads all `count` samples once and returns the seconds; others are compared to the first.
+    """Measure the sides and return their table.
 
-    Each reads all of them twice in a row, and the second time counts: the first finds caches and memory as another left
-    them, which training does only once.
+    `sides`: name -> reads all `count` samples once and returns the seconds; the others are compared with the first.
+    Each reads all of them twice in a row, and the second time counts: the first finds caches and memory as another side
+    left them, which happens only once in training.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     work: dict[str, list[float]] = {name: [] for name in sides}
@@ -48,13 +49,13 @@ def compared(
 
 
 def _cpu_seconds() -> float:
-    """Of this process and its workers so far."""
+    """Return the CPU seconds of this process and its workers so far."""
     here = psutil.Process()
     return sum(sum(process.cpu_times()[:2]) for process in (here, *here.children(recursive=True)))
 
 
 def loader_round(loader: DataLoader) -> float:
-    """Seconds for all samples once, of pairs."""
+    """Return the seconds to read all samples, which are pairs, once."""
     began = time.perf_counter()
     count = sum(len(labels) for _, labels in loader)
     assert count == len(loader.dataset)  # type: ignore[arg-type]
@@ -62,7 +63,7 @@ def loader_round(loader: DataLoader) -> float:
 
 
 def started(samples: Dataset, batch: int, threads: int) -> DataLoader:
-    """A loader whose worker processes run already."""
+    """Return a loader whose worker processes are already running."""
     loader: DataLoader = DataLoader(
         samples, batch, shuffle=True, num_workers=threads, persistent_workers=True, prefetch_factor=4
     )

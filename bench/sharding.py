@@ -1,15 +1,15 @@
-"""What `parallel.shard` saves of every instance's memory, and what it costs in time.
+"""How much memory `parallel.shard` saves on every instance, and how much time it costs.
 
     python -m bench.sharding [--quick]
 
 A GPT-2 of 10 million weights with adamw, one replica and one thread per instance. Every contender runs in processes of
-its own, since memory is compared; they take turns round by round, and ratios are taken within a round. Prints a table
+its own, since memory is compared; they alternate round by round, and ratios are taken within a round. Prints a table
 and writes bench/results/sharding.md.
 
     state    bytes of optimiser state that an instance holds (the largest)
-    USS      memory of its process that no other one shares, after the last update; beside Python, torch and data there
-             are weights, gradients and state. Gradients that instances of a host share are not in it
-    above    the same less what the process had before the model was made
+    USS      memory of its process that no other one shares, after the last update: Python, torch, data, weights,
+             gradients and state. Gradients that instances of a host share are not in it
+    above    the same minus what the process had before the model was built
 """
 
 import argparse
@@ -30,24 +30,24 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from podium.engine.instances import Instances
-from podium.prepare import prepare
-from podium.recipe import load_recipe
+from podium.distributed.instances import Instances
+from podium.recipe.loading import load_recipe
 from podium.topology import build_topology
-from podium.updates import build_engine, samples_of_updates
+from podium.training.build import build_training
+from podium.training.feeding import build_engine, samples_of_updates
 
 RESULTS = Path(__file__).parent / "results" / "sharding.md"
 MODEL = ["gpt2/quick", "workload.data.source=generated", "workload.data.samples=256", "workload.model.layers=4",
          "workload.model.hidden=384", "workload.model.heads=6", "workload.model.vocabulary=8192",
          "workload.model.context=32", "batch.micro=2", "engine.threads=1"]  # fmt: skip
-#: reduction and shard; the first of a reduction is what the others are compared with
+#: reduction and shard; the others of a reduction are compared with its first
 CONTENDERS = (("exact", "none"), ("exact", "optimiser"), ("fast", "none"), ("fast", "parameters"))
 _MB = 1e6
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one instance."""
+    """Measurements of one instance."""
 
     state_bytes: int
     uss: int
@@ -119,13 +119,13 @@ def _instance(index: int, count: int, port: int, reduction: str, shard: str, num
     keys = [f"batch.replicas={count}", f"engine.reduction={reduction}", f"parallel.shard={shard}"]
     recipe = load_recipe(name, [*overrides, *keys])
     if shard == "parameters":
-        for module in ("torch.distributed.fsdp", "torch._dynamo"):  # loaded with it: 110 MB that are in USS, not above
+        for module in ("torch.distributed.fsdp", "torch._dynamo"):  # loaded with it: 110 MB in USS, not in above
             importlib.import_module(module)
     before = psutil.Process().memory_full_info().uss
-    prepared = prepare(recipe, build_topology(count, count), instances, 1)
-    engine = build_engine(prepared)
+    training = build_training(recipe, build_topology(count, count), instances, 1)
+    engine = build_engine(training)
     seconds = []
-    with samples_of_updates(prepared, 0, num_updates) as all_samples:
+    with samples_of_updates(training, 0, num_updates) as all_samples:
         for update, samples in enumerate(all_samples):
             instances.barrier()
             began = time.perf_counter()
@@ -133,8 +133,8 @@ def _instance(index: int, count: int, port: int, reduction: str, shard: str, num
             seconds.append(time.perf_counter() - began)
     instances.barrier()
     memory = psutil.Process().memory_full_info()
-    state = sum(tensor.nbytes for slots in prepared.optimiser.state.values() for tensor in slots.values())
-    del engine, prepared  # before the groups they talk over
+    state = sum(tensor.nbytes for slots in training.state.optimiser.state.values() for tensor in slots.values())
+    del engine, training  # before the groups they talk over
     instances.barrier()
     measured = Measured(state, memory.uss, memory.uss - before, memory.rss, statistics.median(seconds[2:]))
     instances.close()

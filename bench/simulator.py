@@ -1,4 +1,4 @@
-"""The simulators: cells per second of the neuron's, alone and writing a data set; seconds and memory of cosmology's.
+"""The simulators: cells per second of neuron's, alone and writing a data set; seconds and memory of cosmology's.
 
 python bench/simulator.py [neuron [cells] | cosmology [size ...]]
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from podium.workloads.cosmology.simulate import make_box, needed_bytes
-from podium.workloads.neuron.simulate import make_dataset, simulate, unit_parameters
+from podium.workloads.cosmology.simulator.simulate import make_box, needed_bytes
+from podium.workloads.neuron.simulator.simulate import make_dataset, simulate, unit_parameters
 
 
 def neuron(num_cells: int = 8192) -> None:
@@ -34,7 +34,7 @@ def neuron(num_cells: int = 8192) -> None:
 
 
 def cosmology(*sizes: int) -> None:
-    # Each in a process of its own: the peak of memory is a process's.
+    # Each in a process of its own, since peak memory is measured per process.
     for size in sizes or (64, 128):
         process = multiprocessing.get_context("spawn").Process(target=_box, args=(size,))
         process.start()
@@ -43,7 +43,7 @@ def cosmology(*sizes: int) -> None:
 
 def _box(size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        make_box(Path(folder) / "warm.h5", 16, seed=1)  # compiles, or loads what was compiled
+        make_box(Path(folder) / "warm.h5", 16, seed=1)  # compiles, or loads the compiled code
         before = _peak_mb()
         made = make_box(Path(folder) / "box.h5", size, seed=1)
     peak = _peak_mb()

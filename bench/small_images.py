@@ -1,7 +1,7 @@
-"""The table of CIFAR-sized images in `bench.input`: files of CIFAR's form, cut out of a border, mirrored, normalised.
+"""The table of CIFAR-sized images in `bench.input`: files in CIFAR's format, padded and cropped, mirrored, normalised.
 
 The DataLoader does it as most scripts do: images in memory, one by one through Pillow in its workers. Podium gathers
-blocks of bytes ahead of time and varies whole micro-batches where they are used.
+blocks of bytes ahead of time and augments whole micro-batches where they are used.
 """
 
 import random
@@ -16,18 +16,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bench.rounds import compared, loader_round
-from podium.batch import BatchSection
-from podium.data.feed import Feed, samples_per_block, train_blocks
+from podium.data.feed import Feed
+from podium.data.sample_plan import samples_per_block, train_blocks
+from podium.recipe.sections.batch import BatchSection
 from podium.workloads.cnn import cifar, shapes
-from podium.workloads.cnn.model import CnnModel
-from podium.workloads.cnn.workload import CnnData, Workload
+from podium.workloads.cnn.section import CnnData, CnnModel
+from podium.workloads.cnn.workload import Workload
 
 BATCH, _BORDER = 128, 4
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def write_cifar(folder: Path) -> None:
-    """Rendered shapes in the files of CIFAR-10."""
+    """Write rendered shapes in the file format of CIFAR-10."""
     folder.mkdir()
     per_file = 8000
     for number, name in enumerate(cifar.file_names("cifar10")):
@@ -75,7 +76,7 @@ def _feed_round(workload: Workload) -> float:
 
 
 def small_images_table(folder: Path, loader: DataLoader, rounds: int) -> list[str]:
-    """CIFAR's files, Podium against the DataLoader."""
+    """Measure CIFAR's files: Podium against the DataLoader."""
     workload = Workload(CnnModel(size=20), CnnData(source="files", path=folder))
     count = len(workload.source("train"))
     sides: dict[str, Callable[[], float]] = {

@@ -2,8 +2,8 @@
 256³ cells, 4 channels and 5, in an HDF5 file.
 
 The DataLoader does it as most scripts do: slices of h5py's datasets, or of arrays in memory, numpy's transpose and flip
-and a copy of what they give, sample by sample in its workers. It cuts no crop across the end of the box and leaves
-vectors as they are; Podium does both.
+and a copy of the result, sample by sample in its workers. It takes no crops across the end of the box and does not
+rotate vectors; Podium does both.
 """
 
 import random
@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bench.rounds import compared, loader_round, started
-from podium.batch import BatchSection
-from podium.data.feed import Feed, samples_per_block, train_blocks
-from podium.data.volumes import Mode, VolumeArray, VolumeCrops
-from podium.engine.allocator import keep_memory
+from podium.data.feed import Feed
+from podium.data.sample_plan import samples_per_block, train_blocks
+from podium.data.volumes.crops import Mode, VolumeArray, VolumeCrops
+from podium.machine.allocator import keep_memory
+from podium.recipe.sections.batch import BatchSection
 
 SIZE, CROP, BATCH, NUM_CROPS = 256, 64, 4, 96
 ARRAYS = {"nbody": VolumeArray("Nbody", 4, ((1, 2, 3),)), "hydro": VolumeArray("Hydro", 5, ((2, 3, 4),))}
@@ -41,7 +42,7 @@ def write_box(path: Path) -> None:
 
 
 class SlicedVolumes(Dataset):
-    """Sample by sample, with h5py and numpy."""
+    """A data set read sample by sample, with h5py and numpy."""
 
     def __init__(self, path: Path, in_memory: bool) -> None:
         self.path = path
@@ -69,7 +70,7 @@ class SlicedVolumes(Dataset):
 
 
 def _rounds(source: VolumeCrops) -> Callable[[], float]:
-    """Every call reads the next epoch, as training does."""
+    """Return a function that reads the next epoch at every call, as training does."""
     size = samples_per_block(source, BATCH)
     per_epoch = NUM_CROPS // BATCH
     epochs = count()
@@ -90,10 +91,10 @@ def _rounds(source: VolumeCrops) -> Callable[[], float]:
 
 
 def volumes_tables(path: Path, rounds: int, threads: int) -> list[str]:
-    """In memory and from the file, Podium against the DataLoader."""
+    """Measure crops in memory and from the file: Podium against the DataLoader."""
     write_box(path)
     loaders = {mode: started(SlicedVolumes(path, mode == "memory"), BATCH, threads) for mode in ("memory", "disk")}
-    # As every training does, and nothing that the loaders' processes, which run by now, would have.
+    # As every training does; the loaders' processes, which already run, are not affected.
     keep_memory()
     lines = []
     modes: tuple[tuple[Mode, str], ...] = (("memory", "In memory"), ("disk", "From the file, in the system's cache"))

@@ -7,7 +7,7 @@ import torch
 
 
 def when_and_where(load: float) -> str:
-    """`load`: of the machine before the measurement began (`os.getloadavg()[0]`)."""
+    """Return the line; `load` is the machine's before the measurement began (`os.getloadavg()[0]`)."""
     return (
         f"{datetime.datetime.now():%Y-%m-%d %H:%M}; {os.cpu_count()} cores, "
         f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, load {load:.2f} at the start"

@@ -2,115 +2,24 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 
 import pytest
 
-#: a few updates of each workload on generated data: dropout and batch norm included
-TINY = {
-    "bert": [
-        "bert/quick",
-        "workload.data.source=generated",
-        "workload.data.samples=160",
-        "workload.data.length=32",
-        "workload.model.layers=2",
-        "workload.model.hidden=32",
-        "workload.model.vocabulary=200",
-        "workload.model.dropout=0.1",
-        "workload.model.attention_dropout=0.1",
-        "batch.micro=8",
-        "train.length=2ep",
-        "valid.micro=6",
-        "engine.updates_per_call=5",
-        "log.tensorboard=false",
-        "log.report=false",
-        "engine.threads=1",
-    ],
-    "cnn": [
-        "cnn/quick",
-        "workload.data.source=generated",
-        "workload.data.image_size=16",
-        "workload.data.samples=160",
-        "workload.data.test_samples=64",
-        "batch.micro=8",
-        "train.length=2ep",
-        "valid.micro=48",
-        "engine.updates_per_call=5",
-        "log.tensorboard=false",
-        "log.report=false",
-        "engine.threads=1",
-    ],
-    "cosmology": [
-        "cosmology/quick",
-        "workload.data.source=generated",
-        "workload.data.samples=20",
-        "workload.data.valid_samples=7",
-        "workload.model.width=1",
-        "batch.micro=1",
-        "train.length=2ep",
-        "valid.micro=4",
-        "engine.updates_per_call=5",
-        "log.tensorboard=false",
-        "log.report=false",
-        "engine.threads=1",
-    ],
-    "gpt2": [
-        "gpt2/quick",
-        "workload.data.source=generated",
-        "workload.data.samples=160",
-        "workload.data.test_samples=40",
-        "workload.data.sample.tokens=20",
-        "workload.model.layers=2",
-        "workload.model.hidden=16",
-        "workload.model.heads=2",
-        "workload.model.context=12",
-        "workload.model.vocabulary=50",
-        "workload.model.dropout=0.1",
-        "batch.micro=8",
-        "train.length=2ep",
-        "valid.every=1ep",
-        "valid.micro=12",
-        "valid.max_samples=null",
-        "checkpoint.every=1ep",
-        "engine.updates_per_call=5",
-        "log.tensorboard=false",
-        "log.report=false",
-        "engine.threads=1",
-    ],
-    "mnist": [
-        "mnist",
-        "workload.data.source=generated",
-        "workload.data.generated_train=256",
-        "workload.data.generated_test=64",
-        "batch.micro=8",
-        "train.length=2ep",
-        "valid.micro=48",
-        "engine.updates_per_call=5",
-        "log.tensorboard=false",
-        "log.report=false",
-        "engine.threads=1",
-    ],
-    "neuron": [
-        "neuron",
-        "workload.data.source=generated",
-        "workload.data.samples=160",
-        "batch.micro=8",
-        "train.length=2ep",
-        "valid.micro=12",
-        "engine.updates_per_call=5",
-        "log.tensorboard=false",
-        "log.report=false",
-        "engine.threads=1",
-    ],
-}
+from tests.support.processes import podium_ended
+from tests.support.recipes import TINY
+from tests.support.warm import WARM
+
+pytest_plugins = ["tests.support.hosts", "tests.support.outcomes"]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
     """Tests never read or fill the user's cache."""
     os.environ["PODIUM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    WARM.close()
 
 
 #: the largest of them are for the whole suite only
@@ -127,35 +36,7 @@ def tiny(request) -> list[str]:
 def podium(tmp_path) -> Callable[..., subprocess.CompletedProcess]:
     """Runs `podium ARGS` in a process of its own, in `tmp_path`."""
 
-    def run(*args: object, timeout: float = 120, env: dict | None = None) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            podium_command(*args),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**os.environ, "COLUMNS": "200", **(env or {})},
-        )
-
-    return run
-
-
-def podium_command(*args: object) -> list[str]:
-    return [sys.executable, "-c", "from podium.cli import main; main()", *map(str, args)]
-
-
-def assert_user_error(done: subprocess.CompletedProcess, *parts: str) -> None:
-    """Exit 2, one sentence with these parts in it, no traceback."""
-    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("podium: ")]
-    for part in parts:
-        assert part in line, line
-
-
-def run_files(folder: Path) -> list[str]:
-    """Everything below a folder, to see that nothing half-written stays."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) if folder.exists() else []
+    return partial(podium_ended, tmp_path)
 
 
 @pytest.fixture

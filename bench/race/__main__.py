@@ -3,24 +3,24 @@
     make race                                   all of it: half an hour on an idle machine; writes bench/results/race.md
     python -m bench.race --quick                to see that it works, not to measure
     python -m bench.race --lanes mnist-8 --contenders podium pytorch --rounds 3
-    python -m bench.race --lanes mnist-8 --merge        this lane anew, the others as they are in the page
+    python -m bench.race --lanes mnist-8 --merge        races this lane again and keeps the page's other lanes
 
-Podium          `podium train` as installed, on the wall clock: feed, metric records, TensorBoard, and a checkpoint in
-                every stretch, which in a real training comes once in minutes.
-PyTorch loop    as its tutorials write it, with a DataLoader (and once more with two loader workers), torch's optimiser
+Podium          `podium train` as installed, by the wall clock: feed, metric records, TensorBoard, and a checkpoint in
+                every stretch; a real training writes one every few minutes.
+PyTorch loop    as its tutorials write it, with a DataLoader (and again with two loader workers), torch's optimiser
                 and torch's number of threads.
 Lightning       its Trainer with logger, checkpoints, progress bar and summary switched off.
 Accelerate      the loop of its tutorials.
 Trainer         Hugging Face's, with the library's own model of the same weights; only for BERT and GPT-2.
 
-All start from the same weights, and all but the last train the workload's own module. The others find the samples ready
-as tensors in memory, images as floats (Podium keeps them as stored, and converts them while it trains), save nothing
-and look at no loss.
+All start from the same weights, and all but the last train the workload's own module. The others get the samples as
+tensors in memory, images as floats (Podium keeps them as stored, and converts them while it trains), save nothing and
+read no loss.
 
-For every lane, first each contender trains 100 updates without dropout (fewer where the lane says so); afterwards all
-must have the plain loop's loss (within rounding, see `page.py`), or the lane is void and the exit code 1. Then rounds:
-in each one, every contender warms up and is timed for some seconds in a process of its own, or for as many updates as
-the lane wants at least; who begins changes from round to round.
+In every lane, each contender first trains 100 updates without dropout (fewer if the lane says so); afterwards all must
+have the plain loop's loss (within rounding, see `page.py`), or the lane is void and the exit code 1. Then come the
+rounds: in each one, every contender warms up and is timed in a process of its own, for some seconds or for the lane's
+minimum number of updates; who starts changes from round to round.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from bench.race.page import LaneResult, load_average, merged, page, show_table
 from bench.race.process import run_heat
 
 RESULTS = Path(__file__).parents[1] / "results" / "race.md"
-#: shows the table of RESULTS, see `show_table`
+#: contains the table of RESULTS, see `show_table`
 README = Path(__file__).parents[2] / "README.md"
 MIN_ROUNDS = 5
 
@@ -68,18 +68,18 @@ def main() -> None:
 
 
 def race(lane_name: str, contenders: list[str], num_rounds: int, seconds: float, folder: Path) -> LaneResult:
-    """One lane: the comparison of losses, then the rounds."""
+    """Race one lane: compare the losses, then run the rounds."""
     lane = LANES[lane_name]
     lane.make_data(folder)
     recipe = lane.load(folder)
-    build_workload(recipe).source("train")  # makes data that is simulated
+    build_workload(recipe).source("train")  # makes simulated data
     result = LaneResult(lane, flops_per_sample(lane, recipe))
     if lane.for_transformers is None:
         contenders = [name for name in contenders if name != TRANSFORMERS]
 
     guesses = {}
     for contender in [PLAIN, *(name for name in contenders if name != PLAIN)]:
-        warmup = 2 * (lane.num_compared // 5)  # does not count for the first guess at the speed
+        warmup = 2 * (lane.num_compared // 5)  # does not count for the first estimate of the speed
         heat = Heat(contender, lane_name, str(folder), warmup, lane.num_compared - warmup, compare=True)
         done = run_heat(heat)
         result.first_loss = done.first_loss  # the same for all
@@ -89,10 +89,10 @@ def race(lane_name: str, contenders: list[str], num_rounds: int, seconds: float,
     if result.void:
         return result
 
-    # Podium tells the time with its records, so warm-up and stretch end with one. The first record is slow to write.
+    # Podium's records carry its times, so warm-up and stretch end with one. The first record is slow to write.
     per_record = recipe.engine.updates_per_call
     result.rates = {contender: [] for contender in contenders}
-    for number in range(num_rounds + 1):  # round 0 is short and not kept: it only finds how many updates make a stretch
+    for number in range(num_rounds + 1):  # round 0 is short and not kept: it sets how many updates make a stretch
         first = number % len(contenders)
         for contender in contenders[first:] + contenders[:first]:
             stretch_s = seconds if number else seconds / 3

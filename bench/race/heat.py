@@ -1,4 +1,4 @@
-"""What a contender is asked to do in one heat, and what it hands back."""
+"""What a contender has to do in one heat, and what it returns."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from torch import nn
 
 from bench.race.lane import Lane, Task, build_task
 from bench.race.lanes import LANES
-from podium.recipe import Recipe
+from podium.recipe.loading import Recipe
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Heat:
     data_folder: str
     num_warmup: int
     num_updates: int
-    #: nothing random in training, and the loss is looked at
+    #: nothing random in training, and the loss is compared
     compare: bool = False
-    #: to write in; empty at first
+    #: for the contender to write in; empty at first
     folder: str = ""
 
     @property
@@ -43,13 +43,13 @@ class Heat:
         return self.lane.load(Path(self.data_folder), self.compare)
 
     def task(self) -> Task:
-        """The lane in plain PyTorch."""
+        """Build the lane in plain PyTorch."""
         return build_task(self.lane, self.recipe(), self.total_updates)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `race(heat)` of a contender hands back."""
+    """What a contender's `race(heat)` returns."""
 
     #: of the timed updates
     seconds: float
@@ -59,7 +59,7 @@ class Outcome:
 
 
 class Stopwatch:
-    """Told after every update; times those after the warm-up."""
+    """A clock that is notified after every update and times those after the warm-up."""
 
     def __init__(self, heat: Heat) -> None:
         self._num_warmup, self._total = heat.num_warmup, heat.total_updates

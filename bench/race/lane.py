@@ -1,7 +1,7 @@
-"""Lanes: one training each, told twice. To Podium as a recipe, to the others as plain PyTorch from the same pieces.
+"""Lanes: one training each, in two forms: for Podium as a recipe, for the others as plain PyTorch from the same parts.
 
 The others get the workload's own module with Podium's initial weights, and its samples as float tensors in memory, in
-the order in which Podium takes them. So all contenders must arrive at the same loss, and that is checked.
+the order in which Podium takes them. So all contenders must reach the same loss, and that is checked.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from podium.data.arrays import empty_buffers
-from podium.data.feed import train_blocks
-from podium.engine.randomness import seed_torch
-from podium.recipe import Recipe, load_recipe
-from podium.workloads.base import Workload, workload_class
+from podium.contract import Workload
+from podium.data.sample_plan import train_blocks
+from podium.data.source import empty_buffers
+from podium.recipe.loading import Recipe, load_recipe
+from podium.transforms.seeding import seed_torch
+from podium.workloads.registry import workload_class
 
 #: a plain loop's tutorial has no schedule, and torch's optimisers decay every parameter
 _AS_OTHERS_DO = ("schedule.name=constant", "schedule.warmup=0", "optim.decay_all=true")
-#: the loss is compared over the samples of so many updates
+#: the loss is compared over the samples of this many updates
 _NUM_COMPARED = 10
 
 
@@ -32,31 +33,31 @@ class Lane:
     """What all contenders train.
 
     The learning rate is low enough for rounding not to grow over the updates after which losses are compared: the plain
-    loop with weights 1e-6 larger must come out within 1e-4, one that leaves out an update further away than 1e-3. The
-    speed does not depend on it.
+    loop with weights 1e-6 larger must end within 1e-4, and one that skips an update further away than 1e-3. The speed
+    does not depend on it.
     """
 
     name: str
     title: str
     recipe: str
-    #: of the recipe; `{folder}` in them is where `make_data` writes
+    #: overrides of the recipe; `{folder}` in them is where `make_data` writes
     overrides: tuple[str, ...]
-    #: switch off what is random in training, so that losses can be compared
+    #: overrides that switch off randomness in training, so that losses can be compared
     not_random: tuple[str, ...]
     #: (model, then the fields of a batch by name or in order) -> mean loss over the batch, as a tutorial writes it
     mean_loss: Callable[..., Tensor]
-    #: of the model's parameters; torch's own, with the values of the recipe
+    #: builds torch's own optimiser of the model's parameters, with the values of the recipe
     optimiser: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    #: called once per race, where the recipe's data does not make itself
+    #: called once per race if the recipe does not make its data itself
     make_data: Callable[[Path], None] = lambda folder: None
     #: samples as the feed delivers them -> as a tutorial has them in memory
     as_tensors: Callable[[Recipe, dict[str, NDArray]], dict[str, NDArray]] = lambda recipe, buffers: buffers
-    #: fields by name -> as Hugging Face's model of the same kind names them; None: it has none
+    #: fields by name -> as Hugging Face's model of the same kind names them; None: it has no such model
     for_transformers: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
-    #: losses are compared after so many updates
+    #: losses are compared after this many updates
     num_compared: int = 100
-    #: a stretch is not shorter than these, for every contender alike: where updates take seconds, the few that fit the
-    #: usual stretch tell little, and Podium's checkpoint in each stretch comes far oftener than in any training
+    #: the fewest updates of a stretch, for every contender: where updates take seconds, the few that fit the usual
+    #: stretch show little, and Podium's checkpoint in each stretch comes far more often than in any training
     least_updates: int = 1
 
     def all_overrides(self, folder: Path, not_random: bool) -> list[str]:
@@ -95,11 +96,11 @@ class Task:
     batch_size: int
 
     def loader(self, num_workers: int = 0) -> DataLoader[Any]:
-        """All samples of the task in one pass, so that nobody starts loader workers anew for every epoch."""
+        """Return a loader of all the task's samples in one pass, so that loader workers do not restart every epoch."""
         return DataLoader(self.dataset, batch_size=self.batch_size, sampler=self.order, num_workers=num_workers)
 
     def loss(self, model: nn.Module) -> float:
-        """Mean loss over the samples of the first updates, in evaluation mode."""
+        """Return the mean loss over the samples of the first updates, in evaluation mode."""
         model.eval()
         numbers = torch.tensor(list(self.order)[: _NUM_COMPARED * self.batch_size])
         with torch.inference_mode():
@@ -113,16 +114,16 @@ def build_workload(recipe: Recipe) -> Workload:
 
 
 def build_model(recipe: Recipe, workload: Workload) -> nn.Module:
-    """The workload's module with the weights a run of Podium starts from.
+    """Build the workload's module with the weights that a run of Podium starts from.
 
-    Not by `podium.prepare`: what Podium sets up for its own speed (threads and the like) is not for the others.
+    Not by `podium.training.build`: what Podium sets up for its own speed (such as threads) must not affect the others.
     """
     seed_torch(torch.device("cpu"), "weights", recipe.seed)
     return workload.build_model().train()
 
 
 def build_task(lane: Lane, recipe: Recipe, num_updates: int) -> Task:
-    """Everything in memory for so many updates."""
+    """Build the task, with everything in memory for this many updates."""
     assert recipe.batch.num_accumulation == 1, "the contenders know nothing of accumulation yet"
     workload = build_workload(recipe)
     source = workload.source("train")

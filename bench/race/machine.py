@@ -1,4 +1,4 @@
-"""What the arithmetic of a lane is worth: FLOPs of a sample, and the most this machine does in a second.
+"""The arithmetic of a lane: FLOPs of a sample, and the most this machine computes in a second.
 
 python -m bench.race.machine        prints the peak of float32 matrix products in GFLOP/s
 """
@@ -12,26 +12,26 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.race.lane import Lane, build_model, build_workload
-from podium.recipe import Recipe
+from podium.recipe.loading import Recipe
 
 _SIZE = 2048
 _NUM_TIMES = 20
 
 
 def flops_per_sample(lane: Lane, recipe: Recipe) -> float:
-    """Of forward and backward, two per multiplication and addition; only matrix products and convolutions count."""
+    """Count the FLOPs of forward and backward, two per multiply-add, in matrix products and convolutions only."""
     workload = build_workload(recipe)
     model = build_model(recipe, workload)
     example = {name: rows.numpy() for name, rows in workload.example(2).items()}
     batch = {name: torch.from_numpy(rows) for name, rows in lane.as_tensors(recipe, example).items()}
-    # The processor's own attention kernel would count as nothing.
+    # The CPU's own attention kernel would not be counted.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         lane.mean_loss(model, **batch).backward()
     return counter.get_total_flops() / 2
 
 
 def sgemm_peak() -> float:
-    """FLOP/s of the best of several products of 2048 × 2048 matrices on all cores, in a fresh process."""
+    """Measure the FLOP/s of the best of several products of 2048 × 2048 matrices on all cores, in a fresh process."""
     done = subprocess.run([sys.executable, "-m", "bench.race.machine"], capture_output=True, text=True, check=True)
     return float(done.stdout) * 1e9
 

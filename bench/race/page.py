@@ -1,4 +1,4 @@
-"""What came out of a race, lane by lane, and the page that tells it."""
+"""The results of a race, lane by lane, and the page that shows them."""
 
 import datetime
 import os
@@ -11,24 +11,24 @@ import torch
 
 from bench.race.contenders import CONTENDERS, PLAIN, PODIUM
 from bench.race.lane import Lane
-from podium.run import environment
+from podium.runs.folder import environment
 
-#: Contenders round differently, and the weights go on from there. Measured on the plain loop of each lane: weights 1e-6
-#: larger, float64 or other threads move the loss by up to 1e-4; an update less, or a learning rate 2 % higher, by 1e-3
-#: and more.
+#: Contenders round differently, and the differences grow with the updates. Measured on the plain loop of each lane:
+#: weights 1e-6 larger, float64 or another number of threads change the loss by up to 1e-4; an update less, or a
+#: learning rate 2 % higher, by 1e-3 and more.
 TOLERANCE = 5e-4
-#: a loss that has not fallen by this part compares nothing
+#: a loss that has not fallen by this fraction is no basis for a comparison
 LEAST_FALL = 0.05
 
 
-#: the table's heading says so; rows say where it was another number
+#: named in the table's heading; rows with another number say so
 _USUALLY_COMPARED = 100
 _TABLE_BEGINS, _TABLE_ENDS = "<!-- the race -->", "<!-- end of the race -->"
 
 
 @dataclass
 class LaneResult:
-    """Losses after the same updates, and samples per second round by round."""
+    """Losses after the same number of updates, and samples per second round by round."""
 
     lane: Lane
     flops_per_sample: float
@@ -39,12 +39,12 @@ class LaneResult:
     threads: dict[str, int] = field(default_factory=dict)
 
     def deviation(self, contender: str) -> float:
-        """Of its loss from the plain loop's, relative to that."""
+        """Return the deviation of its loss from the plain loop's, relative to the latter."""
         return abs(self.losses[contender] / self.losses[PLAIN] - 1)
 
     @property
     def void(self) -> str:
-        """Why the lane does not count; empty where it does."""
+        """Return why the lane does not count; empty if it does."""
         deviating = [name for name in self.losses if not self.deviation(name) <= TOLERANCE]
         if deviating:
             return f"another loss than the plain loop's: {', '.join(CONTENDERS[name].title for name in deviating)}"
@@ -61,7 +61,7 @@ class LaneResult:
         return max(others, key=self.median) if others else None
 
     def ratios(self, other: str) -> list[float]:
-        """Podium / other of every round: a slow minute counts on both sides."""
+        """Return Podium / other for every round: a slow minute affects both sides."""
         return [podium / its for podium, its in zip(self.rates[PODIUM], self.rates[other], strict=True)]
 
 
@@ -95,7 +95,7 @@ def _rate(samples_per_second: float) -> str:
 
 
 def _ratio(result: LaneResult, contender: str) -> str:
-    """Podium's rate by the contender's; in Podium's own row, by that of the fastest other."""
+    """Format Podium's rate divided by the contender's; in Podium's own row, by that of the fastest other."""
     other = result.fastest_other if contender == PODIUM else contender
     if other is None or PODIUM not in result.rates:
         return ""
@@ -115,7 +115,7 @@ def _loss(result: LaneResult, contender: str) -> str:
 
 
 def page(results: Sequence[LaneResult], peak: float, num_rounds: int, seconds: float, load: float) -> str:
-    """The table with when, where and how."""
+    """Format the table with when, where and how it was measured."""
     machine = environment(torch.get_num_threads(), torch.device("cpu"))
     threads = sorted({count for result in results for count in result.threads.values()})
     packages = {CONTENDERS[contender].package for result in results for contender in result.losses}
@@ -138,12 +138,12 @@ def _stretch(results: Sequence[LaneResult], seconds: float) -> str:
 
 
 def merged(earlier: str, page: str) -> str:
-    """A page of some lanes with the other lanes of an earlier page, and when those were raced."""
+    """Return a page of some lanes, with the other lanes of an earlier page and when those were raced."""
     titles = {_title(row) for row in _rows(page)}
     kept = [row for row in _rows(earlier) if _title(row) not in titles]
     if not kept:
         return page
-    # A lane was raced when the last line that names it says, or else when the page itself was.
+    # The last line that names a lane says when it was raced; without one, it was raced when the page was made.
     lines = [line for line in earlier.splitlines() if line.startswith(_EARLIER)]
     lanes: dict[str, list[str]] = {}
     for title in dict.fromkeys(map(_title, kept)):
@@ -157,7 +157,7 @@ _EARLIER = "Raced before:"
 
 
 def _rows(page: str) -> list[str]:
-    """Without the two that head the table."""
+    """Return the rows of the table without the two of its heading."""
     return [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| lane |")]
 
 
@@ -166,7 +166,7 @@ def _title(row: str) -> str:
 
 
 def show_table(readme: str, page: str) -> str:
-    """A README whose part between the markers is the table of a race's page, in short: Podium and the fastest other."""
+    """Return a README with a short table of a race's page between the markers: Podium and the fastest other."""
     before, rest = readme.split(_TABLE_BEGINS)
     _, after = rest.split(_TABLE_ENDS)
     lanes: dict[str, list[list[str]]] = {}

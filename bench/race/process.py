@@ -1,4 +1,4 @@
-"""Every heat in a process of its own, so that what one contender sets up neither helps nor hinders another.
+"""Runs every heat in a process of its own, so that one contender's setup neither helps nor hinders another.
 
 python -m bench.race.process '{"contender": …}'        as `run_heat` starts it
 """
@@ -17,7 +17,7 @@ from bench.race.heat import Heat, Outcome
 
 @dataclass(frozen=True)
 class Result:
-    """What is left of a heat."""
+    """The result of a heat."""
 
     samples_per_second: float
     seconds: float
@@ -28,7 +28,7 @@ class Result:
 
 
 def run_heat(heat: Heat) -> Result:
-    """In a fresh process, with a folder that is gone afterwards."""
+    """Run a heat in a fresh process, with a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="podium-race-") as folder:
         asked = json.dumps(asdict(heat) | {"folder": folder})
         done = subprocess.run([sys.executable, "-m", "bench.race.process", asked], capture_output=True, text=True)

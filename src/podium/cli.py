@@ -1,4 +1,4 @@
-"""The commands, nothing else. Heavy modules are imported inside the commands, so that `podium --help` is quick."""
+"""The commands and their options. Heavy modules are imported inside the commands, so that `podium --help` is quick."""
 
 import os
 import sys
@@ -9,46 +9,43 @@ import typer
 
 from podium import __version__
 from podium.errors import PodiumError
-from podium.interrupt import StopRequest
-from podium.terminal import leave_closed_terminal
+from podium.training.stop_request import StopRequest
+from podium.ui.terminal import leave_closed_terminal
 
-# torch's libraries report every failed look-up of a host name; read when they are loaded.
+# torch's libraries report every failed look-up of a host name. They read this when they are loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-# torch's profiler tells when it starts and stops
+# torch's profiler reports when it starts and stops.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 app = typer.Typer(
     name="podium",
-    help="Trains deep-learning models from one recipe, with the same weights on any number of processes.",
+    help="Train deep-learning models from one recipe, with the same weights on any number of processes.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Make, look at and fetch data.", no_args_is_help=True)
+data_app = typer.Typer(help="Make, inspect and download data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A shipped name (`podium recipes`) or a .yaml file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides such as optim.lr=2e-3.", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="Overrides such as optim.lr=2e-3.", show_default=False),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 NumInstances = Annotated[
     str | None,
-    typer.Option(help="Processes in all, or `auto`: as many as keep the cores busy.", show_default="as few as can be"),
+    typer.Option(help="Number of processes, or `auto`: as many as keep the cores busy.", show_default="the minimum"),
 ]
-Hosts = Annotated[
-    str | None, typer.Option(help="Hosts that share the instances, e.g. a,b; the first is where they meet.")
-]
-Join = Annotated[
-    bool, typer.Option("--join", help="Start this host's part only; the others are started by themselves.")
-]
+Hosts = Annotated[str | None, typer.Option(help="Hosts that share the instances, e.g. a,b; they meet at the first.")]
+Join = Annotated[bool, typer.Option("--join", help="Start only this host's part; run the same on every other host.")]
 WhichCheckpoint = Annotated[str, typer.Option(help="`last`, `best`, `average` or the number of an update.")]
 
 
 def main() -> NoReturn:
-    """Runs a command; the project's own errors become one sentence and an exit code."""
+    """Run a command; the project's own errors become one sentence and an exit code."""
     try:
         app(standalone_mode=True)
     except PodiumError as error:
@@ -91,9 +88,9 @@ def train(
 ) -> None:
     """Train a recipe."""
     with StopRequest(os.getpid()) as stop:
-        from podium import commands
+        from podium.commands import train
 
-        commands.train(recipe, overrides or [], out, instances, hosts, join, stop)
+        train.train(recipe, overrides or [], out, instances, hosts, join, stop)
 
 
 @app.command()
@@ -101,7 +98,7 @@ def resume(
     run: RunFolder,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Keys of parallel and launch.", show_default=False),
+        typer.Argument(metavar="KEY=VALUE", help="Keys of parallel and launch.", show_default=False),
     ] = None,
     instances: NumInstances = None,
     hosts: Hosts = None,
@@ -112,19 +109,19 @@ def resume(
 ) -> None:
     """Continue a run from its newest good checkpoint, on any number of instances and stages."""
     with StopRequest(os.getpid()) as stop:
-        from podium import commands
+        from podium.commands import train
 
-        commands.resume(run, overrides or [], instances, hosts, join, stop, checkpoint)
+        train.resume(run, overrides or [], instances, hosts, join, stop, checkpoint)
 
 
 @app.command()
 def topology(
     recipe: RecipeName, overrides: Overrides = None, instances: NumInstances = None, hosts: Hosts = None
 ) -> None:
-    """Draw which host and instance carries which replicas, and which stage of them."""
-    from podium import commands
+    """Draw which host and instance carries which replicas and stages."""
+    from podium.commands import train
 
-    commands.topology(recipe, overrides or [], instances, hosts)
+    train.topology(recipe, overrides or [], instances, hosts)
 
 
 @app.command()
@@ -132,12 +129,12 @@ def tune(
     recipe: RecipeName,
     overrides: Overrides = None,
     write: Annotated[
-        Path | None, typer.Option(help="New recipe file for the fastest choice, also where it changes bits.")
+        Path | None, typer.Option(help="Write the fastest choice to this new recipe file, even if it changes bits.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="How long to search, the last comparison apart.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to search, before a final comparison.")] = 60.0,
 ) -> None:
-    """Measure what runs a recipe fastest on this machine, and remember it for training."""
-    from podium.tune.command import tune
+    """Measure which settings run a recipe fastest on this machine, and remember them for training."""
+    from podium.tune.tuner import tune
 
     tune(recipe, overrides or [], write, seconds)
 
@@ -148,10 +145,10 @@ def profile(
     overrides: Overrides = None,
     rates: Annotated[bool, typer.Option("--rates", help="Only the three rates: input, compute, both.")] = False,
     trace: Annotated[Path | None, typer.Option(help="New file for a trace of a few updates (.json).")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each of the nine stretches measured.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each of the nine measurements.")] = 3.0,
 ) -> None:
-    """Measure what bounds a training here, input or compute, and which operators its time goes to."""
-    from podium.profile import run_profile
+    """Measure whether input or compute limits a training here, and which operators take its time."""
+    from podium.commands.profile import run_profile
 
     run_profile(recipe, overrides or [], rates_only=rates, trace=trace, seconds=seconds)
 
@@ -164,11 +161,11 @@ def validate(
         str, typer.Option(help="`last`, `best`, `average`, the number of an update, or `all`.")
     ] = "last",
 ) -> None:
-    """Compute loss and metrics of a checkpoint, or of all."""
-    from podium import inspect_run
-    from podium.run import open_run
+    """Compute loss and metrics of one checkpoint, or of all."""
+    from podium.commands import runs
+    from podium.runs.folder import open_run
 
-    inspect_run.validate(open_run(run), split, checkpoint)
+    runs.validate(open_run(run), split, checkpoint)
 
 
 @app.command()
@@ -176,15 +173,15 @@ def predict(
     run: RunFolder,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Keys of workload.data for this prediction.", show_default=False),
+        typer.Argument(metavar="KEY=VALUE", help="Keys of workload.data for this prediction.", show_default=False),
     ] = None,
     checkpoint: WhichCheckpoint = "last",
 ) -> None:
     """Write the pictures and tables of a checkpoint into the run's report."""
-    from podium import inspect_run
-    from podium.run import open_run
+    from podium.commands import runs
+    from podium.runs.folder import open_run
 
-    inspect_run.predict(open_run(run), checkpoint, overrides or [])
+    runs.predict(open_run(run), checkpoint, overrides or [])
 
 
 @app.command()
@@ -197,56 +194,62 @@ def export(
     checkpoint: WhichCheckpoint = "last",
 ) -> None:
     """Write the model for other libraries: config.json, model.safetensors, tokenizer.json."""
-    from podium import inspect_run
+    from podium.commands import runs
     from podium.errors import UserError
-    from podium.run import open_run
+    from podium.runs.folder import open_run
 
     if form != "huggingface":
         raise UserError(f"--format {form}: expected huggingface")
-    inspect_run.export(open_run(run), checkpoint, out)
+    runs.export(open_run(run), checkpoint, out)
 
 
 @app.command()
 def average(
     run: RunFolder,
-    last: Annotated[int, typer.Option(min=1, help="How many checkpoints, the newest ones.")] = 5,
+    last: Annotated[int, typer.Option(min=1, help="How many of the newest checkpoints to average.")] = 5,
     method: Annotated[str, typer.Option(help="mean or exponential.")] = "mean",
-    decay: Annotated[float, typer.Option(help="exponential: share of the older ones at each step.")] = 0.97,
+    decay: Annotated[float, typer.Option(help="exponential: weight of the older ones at each step.")] = 0.97,
 ) -> None:
-    """Average the weights of the last checkpoints, and validate the result."""
-    from podium import inspect_run
+    """Average the weights of the newest checkpoints, and validate the result."""
+    from podium.commands import runs
     from podium.errors import UserError
-    from podium.run import open_run
+    from podium.runs.folder import open_run
 
     if method not in ("mean", "exponential"):
         raise UserError(f"--method {method}: expected mean or exponential")
     if not 0 < decay < 1:
         raise UserError(f"--decay {decay:g}: expected a number between 0 and 1")
-    inspect_run.average(open_run(run), last, "mean" if method == "mean" else "exponential", decay)
+    runs.average(open_run(run), last, "mean" if method == "mean" else "exponential", decay)
 
 
 @app.command()
-def recipes() -> None:
-    """List the shipped recipes."""
-    from podium.console import show_table
-    from podium.shipped import shipped_recipes
-    from podium.table import Table
+def recipes(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILTER", help="Only those whose name or text has all of these.", show_default=False),
+    ] = None,
+) -> None:
+    """List the shipped recipes, all or some."""
+    from podium.commands.recipes import list_recipes
 
-    show_table(Table("", ["recipe", "what it does"], [[name, about] for name, about in shipped_recipes()]))
+    list_recipes(words or [])
 
 
 @app.command()
-def show(recipe: RecipeName, overrides: Overrides = None) -> None:
-    """Print a recipe with everything resolved."""
-    from podium.recipe import load_recipe, to_yaml
+def show(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE|RUN", help="A shipped name, a .yaml file or a run folder.")],
+    overrides: Overrides = None,
+) -> None:
+    """Print a recipe with everything resolved, or that of a run with its state."""
+    from podium.commands.show import show
 
-    print(to_yaml(load_recipe(recipe, overrides or ()).tree()), end="")
+    show(recipe, overrides or [])
 
 
 @app.command()
 def doctor() -> None:
-    """Look at the machine and say what is missing."""
-    from podium.doctor import examine
+    """Check the machine and say what is missing."""
+    from podium.commands.doctor import examine
 
     if not examine():
         raise typer.Exit(2)
@@ -260,20 +263,21 @@ def data_make(
     options: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="e.g. samples=50000 out=data; input=books tokenizer=bpe vocabulary=8192"
+            metavar="KEY=VALUE", help="e.g. samples=50000 out=data; input=books tokenizer=bpe vocabulary=8192"
         ),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace data that already exists in `out`.")] = False,
 ) -> None:
-    """Make text into tokens, or simulate a data set."""
-    from podium.data_commands import make
+    """Turn text into tokens, or simulate a data set."""
+    from podium.commands.data import make
 
-    make(what, options or [])
+    make(what, options or [], force=force)
 
 
 @data_app.command("info")
 def data_info(path: Annotated[Path, typer.Argument(help="A data file or a folder of them.")]) -> None:
-    """Say what is in data files."""
-    from podium.data_commands import info
+    """Describe data files."""
+    from podium.commands.data import info
 
     info(path)
 
@@ -283,7 +287,7 @@ def data_fetch(
     name: Annotated[str, typer.Argument(help="A data set, e.g. mnist.")],
     out: Annotated[Path | None, typer.Option(help="Folder to put it in.", show_default="the cache")] = None,
 ) -> None:
-    """Download a data set, checked and resumable."""
-    from podium.data_commands import fetch_with_progress
+    """Download a data set, verified and resumable."""
+    from podium.commands.data import fetch_with_progress
 
     fetch_with_progress(name, out)

@@ -1,4 +1,4 @@
-"""The three ways a command ends badly, and the exit codes a scheduler reads. Caught once, in `cli.py`."""
+"""The three ways in which a command fails, with the exit codes a scheduler reads. Caught once, in `cli.py`."""
 
 import errno
 from collections.abc import Iterator
@@ -7,31 +7,31 @@ from pathlib import Path
 
 
 class PodiumError(Exception):
-    """Base of everything shown to the user as one sentence, without a traceback."""
+    """Base class of errors shown to the user as one sentence, without a traceback."""
 
     exit_code = 1
 
 
 class UserError(PodiumError):
-    """The user's mistake: the sentence says what is wrong and what to do."""
+    """A mistake of the user: the sentence says what is wrong and what to do."""
 
     exit_code = 2
 
 
 class TrainingFailed(PodiumError):
-    """Training cannot go on (a loss that is not finite, say); the last good checkpoint is kept."""
+    """Training cannot continue (for example, the loss is not finite); the last good checkpoint is kept."""
 
     exit_code = 3
 
 
 class Interrupted(PodiumError):
-    """Stopped by a signal or a time limit after saving; `podium resume` continues."""
+    """The run was stopped by a signal or a time limit and has saved itself; `podium resume` continues it."""
 
     exit_code = 75
 
 
 def system_reason(error: OSError) -> str:
-    """Why the system refused, in the words of a sentence."""
+    """Return why the system refused, phrased to fit into a sentence."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "the disk is full"
     return error.strerror or str(error)
@@ -39,7 +39,7 @@ def system_reason(error: OSError) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Whatever keeps `path` from being written inside is the user's to solve: a full disk, a missing permission."""
+    """Turn a failure to write `path` into a UserError: a full disk or a missing permission is for the user to solve."""
     try:
         yield
     except OSError as error:

@@ -1,34 +1,31 @@
 """`parallel.shard` on real processes: the same bits and files as without it, kills and resumes included."""
 
-import subprocess
-
-import psutil
 import pytest
 import torch
 
-from podium import checkpoint
-from podium.engine.instances import Instances
-from podium.prepare import prepare
-from podium.recipe import load_recipe
-from podium.run import Run
+from podium.checkpoints import reading
+from podium.distributed.digest import weights_sha256
+from podium.distributed.instances import Instances
+from podium.recipe.loading import load_recipe
+from podium.runs.folder import Run
 from podium.topology import build_topology
-from podium.updates import build_engine, samples_of_updates
-from tests.conftest import TINY, assert_user_error, podium_command
-from tests.distributed.crew import Crew
-from tests.distributed.test_runs import eight, on_one, outcome  # noqa: F401 - a fixture
-from tests.faults.test_lost_instances import instances_of, kill_all
-from tests.processes import started
+from podium.training.build import build_training
+from podium.training.feeding import build_engine, samples_of_updates
+from tests.support.crew import Crew
+from tests.support.outcomes import outcome
+from tests.support.processes import assert_user_error, started
+from tests.support.recipes import TINY, eight
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("workload", "num_instances"), [("bert", 2), ("cnn", 4), ("gpt2", 4)])
-def test_shards_of_the_optimiser_give_the_same_bits(workload, num_instances, podium, tmp_path, on_one):  # noqa: F811
+def test_shards_of_the_optimiser_give_the_same_bits(workload, num_instances, podium, tmp_path, outcome_alone):
     """With lamb, with half precision rounded by chance and an average of the weights, with clipping."""
     done = podium("train", *eight(workload), "parallel.shard=optimiser", "--instances", num_instances, "--out", "run",
                   timeout=300)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert outcome(Run(tmp_path / "run")) == on_one(workload)
+    assert outcome(Run(tmp_path / "run")) == outcome_alone(eight(workload))
 
 
 def test_fast_reduction_takes_shards_too(podium, tmp_path):
@@ -46,17 +43,17 @@ def change(path, before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(("optimiser", 4), ("none", 1)), (("none", 2), ("optimiser", 4))])
-def test_a_stopped_run_resumes_with_and_without_shards(before, after, podium, tmp_path, on_one):  # noqa: F811
+def test_a_stopped_run_resumes_with_and_without_shards(before, after, podium, tmp_path, outcome_alone):
     (shard, count), (next_shard, next_count) = before, after
     args = ["train", *eight("gpt2"), "train.time_limit=0.01s", f"parallel.shard={shard}", "--out", "run"]
     done = podium(*args, "--instances", count)
     assert done.returncode == 75, done.stderr
     change(tmp_path / "run", "time_limit: 0.01", "time_limit: null")
     change(tmp_path / "run", f"shard: {shard}", f"shard: {next_shard}")
-    assert checkpoint.load_latest(tmp_path / "run" / "checkpoints", pytest.fail).update < 8
+    assert reading.load_latest(tmp_path / "run" / "checkpoints", pytest.fail).update < 8
     done = podium("resume", "run", "--instances", next_count, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert outcome(Run(tmp_path / "run")) == on_one("gpt2")
+    assert outcome(Run(tmp_path / "run")) == outcome_alone(eight("gpt2"))
 
 
 KILLED = [*TINY["mnist"], "workload.data.generated_train=2048", "batch.micro=2", "batch.replicas=4", "optim.name=adamw",
@@ -68,9 +65,9 @@ def test_a_killed_instance_and_a_killed_run_lose_nothing(podium, tmp_path):
     shard = [*KILLED, "parallel.shard=optimiser", "--instances", 2, "--out", "run"]
     with started("train", *shard, cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 4)
-        instances_of(psutil.Process(launched.process.pid))[1].kill()
+        launched.instances[1].kill()
         launched.until_records(tmp_path / "run", 12)
-        kill_all(launched.process)
+        launched.kill_all()
     assert podium("resume", "run", "--instances", 4).returncode == 0
     assert outcome(Run(tmp_path / "run"))[::2] == outcome(Run(tmp_path / "straight"))[::2]
 
@@ -81,7 +78,7 @@ def test_another_optimisers_state_is_refused_by_all(podium, tmp_path):
     change(tmp_path / "run", "name: adamw", "name: momentum")
     done = podium("resume", "run", "--instances", 2)
     assert done.returncode == 2, done.stderr
-    assert "the saved optimiser state is not that of momentum for this model" in done.stderr
+    assert "the saved optimiser state does not belong to momentum with this model" in done.stderr
 
 
 #: weights within 1e-6 of one another want gradients well away from 0, where adam's first steps amplify rounding
@@ -90,7 +87,7 @@ SPREAD = ["engine.reduction=fast", "optim.name=momentum", "optim.betas=null", "o
 
 
 def tensors_of(run: Run) -> dict:
-    found = checkpoint.load_latest(run.checkpoints, pytest.fail)
+    found = reading.load_latest(run.checkpoints, pytest.fail)
     return {
         f"{kind}/{name}": t for kind in ("weights", "optimiser", "average") for name, t in getattr(found, kind).items()
     }
@@ -103,11 +100,8 @@ def assert_close(ours: dict, theirs: dict) -> None:
 
 
 @pytest.fixture(scope="module")
-def not_spread(tmp_path_factory) -> dict:
-    folder = tmp_path_factory.mktemp("whole")
-    args = ["train", *eight("gpt2"), *SPREAD, "--out", str(folder / "run")]
-    assert subprocess.run(podium_command(*args), timeout=200).returncode == 0
-    return tensors_of(Run(folder / "run"))
+def not_spread(run_alone) -> dict:
+    return tensors_of(run_alone([*eight("gpt2"), *SPREAD]))
 
 
 @pytest.mark.parametrize("num_instances", [2, 4])
@@ -119,10 +113,10 @@ def test_spread_parameters_end_at_the_same_weights_within_1e_6(num_instances, po
     run = Run(tmp_path / "run")
     assert_close(tensors_of(run), not_spread)
     assert (run.path / "report.html").exists()
-    found = checkpoint.load_latest(run.checkpoints, pytest.fail)
-    prepared = prepare(run.recipe())
-    found.restore(prepared.model, prepared.optimiser)
-    assert checkpoint.weights_sha256(prepared.model) == run.summary()["weights_sha256"]
+    found = reading.load_latest(run.checkpoints, pytest.fail)
+    training = build_training(run.recipe())
+    found.restore(training.state.model, training.state.optimiser)
+    assert weights_sha256(training.state.model) == run.summary()["weights_sha256"]
     assert podium("validate", "run").returncode == 0
 
 
@@ -143,12 +137,12 @@ def state_held(instances: Instances, shard: str) -> tuple[int, int]:
     """Bytes of optimiser state and of weights that an instance holds after an update."""
     name, *overrides = eight("gpt2")
     recipe = load_recipe(name, [*overrides, "precision=32.32", "engine.reduction=fast", f"parallel.shard={shard}"])
-    prepared = prepare(recipe, build_topology(8, instances.count), instances, 1)
-    engine = build_engine(prepared)
-    with samples_of_updates(prepared, 0, 1) as samples:
+    training = build_training(recipe, build_topology(8, instances.count), instances, 1)
+    engine = build_engine(training)
+    with samples_of_updates(training, 0, 1) as samples:
         engine.update(0, next(samples), 1e-3)
-    state = sum(tensor.nbytes for slots in prepared.optimiser.state.values() for tensor in slots.values())
-    params = prepared.optimiser.names if prepared.spread else prepared.model.parameters()
+    state = sum(tensor.nbytes for slots in training.state.optimiser.state.values() for tensor in slots.values())
+    params = training.state.optimiser.names if shard == "parameters" else training.state.model.parameters()
     return state, sum(param.nbytes for param in params)
 
 
@@ -174,4 +168,4 @@ def test_an_instance_holds_its_share_alone(crew, count):
 
 def test_what_cannot_be_spread_is_one_sentence(podium):
     args = [*eight("gpt2"), "parallel.shard=parameters", "--instances", 2, "--out", "run"]
-    assert_user_error(podium("train", *args), "engine.reduction=fast", "parallel.shard=optimiser keeps the bits")
+    assert_user_error(podium("train", *args), "engine.reduction=fast", "parallel.shard=optimiser, which keeps the bits")

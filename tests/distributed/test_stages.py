@@ -2,16 +2,15 @@
 
 import json
 import signal
-import subprocess
-import time
 
 import pytest
 import torch
 
-from podium import checkpoint
-from podium.run import Run
-from tests.conftest import TINY, podium_command
-from tests.distributed.test_runs import outcome
+from podium.checkpoints import reading
+from podium.runs.folder import Run
+from tests.support.outcomes import outcome
+from tests.support.processes import started
+from tests.support.recipes import TINY
 
 pytestmark = pytest.mark.slow
 
@@ -32,22 +31,6 @@ def recipe(workload: str, *extra: str) -> list[str]:
     return [*TINY[workload], *SPREAD, *OWN[workload], *extra]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The outcome in one piece, on one instance."""
-    known = {}
-
-    def get(workload, *extra):
-        if (workload, extra) not in known:
-            folder = tmp_path_factory.mktemp("whole")
-            command = podium_command("train", *recipe(workload, *extra), "--out", folder / "run")
-            assert subprocess.run(command, timeout=200).returncode == 0
-            known[workload, extra] = outcome(Run(folder / "run"))
-        return known[workload, extra]
-
-    return get
-
-
 @pytest.mark.parametrize(
     ("workload", "tied", "stages", "schedule", "num_instances"),
     [
@@ -57,20 +40,22 @@ def whole(tmp_path_factory):
         ("gpt2", "false", "2", "grouped", 4),
     ],
 )
-def test_stages_give_the_bits_of_the_whole(workload, tied, stages, schedule, num_instances, podium, tmp_path, whole):
+def test_stages_give_the_bits_of_the_whole(
+    workload, tied, stages, schedule, num_instances, podium, tmp_path, outcome_alone
+):
     extra = f"workload.model.tied={tied}"
     cut = (f"parallel.stages={stages}", f"parallel.schedule={schedule}")
     done = podium("train", *recipe(workload, extra), *cut, "--instances", num_instances, "--out", "run", timeout=300)
     assert done.returncode == 0, done.stderr
     run = Run(tmp_path / "run")
-    assert outcome(run) == whole(workload, extra)
+    assert outcome(run) == outcome_alone(recipe(workload, extra))
     num_stages = 2 if stages == "2" else 4
     assert run.summary()["topology"] == {"hosts": 1, "instances": num_instances, "replicas": 2, "stages": num_stages}
     embedding, head = ("Embedding", "Classifier") if workload == "bert" else ("embedding", "head")
     assert f"{embedding} → device 0\n" in done.stderr
     assert f"{head} → device 0\n" in done.stderr
     assert f"→ device {num_stages - 1}\n" in done.stderr
-    (newest, *_) = reversed(checkpoint.checkpoint_paths(run.checkpoints))
+    (newest, *_) = reversed(reading.checkpoint_paths(run.checkpoints))
     assert (newest / f"model-{num_stages}-of-{num_stages}.safetensors").exists()
 
 
@@ -83,32 +68,27 @@ def test_stages_give_the_bits_of_the_whole(workload, tied, stages, schedule, num
         ("neuron", "2", "interleaved"),
     ],
 )
-def test_any_workload_can_be_cut(workload, stages, schedule, podium, tmp_path, whole):
+def test_any_workload_can_be_cut(workload, stages, schedule, podium, tmp_path, outcome_alone):
     """Batch norm, convolutions, tensors that skip stages, half precision, recomputation; both replicas on one line of
     instances."""
     cut = (f"parallel.stages={stages}", f"parallel.schedule={schedule}")
     done = podium("train", *recipe(workload), *cut, "--out", "run", timeout=300)
     assert done.returncode == 0, done.stderr
-    assert outcome(Run(tmp_path / "run")) == whole(workload)
+    assert outcome(Run(tmp_path / "run")) == outcome_alone(recipe(workload))
 
 
-def test_a_stopped_run_goes_on_with_other_stages_and_with_none(podium, tmp_path, whole):
+def test_a_stopped_run_goes_on_with_other_stages_and_with_none(podium, tmp_path, outcome_alone):
     """Two stages, then three, then none; each stage holds and writes its own part only."""
-    command = podium_command(
-        "train", *recipe("gpt2"), "parallel.stages=2", "checkpoint.every=1up", "checkpoint.best=false", "--out", "run"
-    )
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    args = [*recipe("gpt2"), "parallel.stages=2", "checkpoint.every=1up", "checkpoint.best=false", "--out", "run"]
     folder = tmp_path / "run" / "checkpoints"
-    deadline = time.monotonic() + 60
-    while not checkpoint.checkpoint_paths(folder) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 75, process.communicate()[1]
-    first = checkpoint.checkpoint_paths(folder)[-1]
+    with started("train", *args, cwd=tmp_path) as launched:
+        launched.until(lambda: reading.checkpoint_paths(folder), "a checkpoint")
+        assert launched.ended(signal.SIGTERM).returncode == 75, launched.stderr
+    first = reading.checkpoint_paths(folder)[-1]
     shards = [set(json.loads((first / "manifest.json").read_text())["files"])]
     assert shards == [{"model-1-of-2.safetensors", "model-2-of-2.safetensors", "optimiser-1-of-2.safetensors",
                        "optimiser-2-of-2.safetensors", "state.json"}]  # fmt: skip
-    names = [set(checkpoint.tensors_in(checkpoint.read_checked(first / f"model-{number}-of-2.safetensors")[0]))
+    names = [set(reading.tensors_in(reading.read_checked(first / f"model-{number}-of-2.safetensors")[0]))
              for number in (1, 2)]  # fmt: skip
     assert not names[0] & names[1]
 
@@ -116,10 +96,10 @@ def test_a_stopped_run_goes_on_with_other_stages_and_with_none(podium, tmp_path,
     assert limited.returncode == 0, limited.stderr
     assert "block 2 → device 2" in limited.stderr
     weights, _, optimiser, valid = outcome(Run(tmp_path / "run"))
-    assert (weights, optimiser, valid) == tuple(whole("gpt2")[place] for place in (0, 2, 3))
+    assert (weights, optimiser, valid) == tuple(outcome_alone(recipe("gpt2"))[place] for place in (0, 2, 3))
     done = podium("validate", "run")
     assert done.returncode == 0, done.stderr
-    earlier, _ = checkpoint.checkpoint_paths(folder)
+    earlier, _ = reading.checkpoint_paths(folder)
     back = podium("resume", "run", "parallel.stages=1", "--checkpoint", earlier.name.removeprefix("update-"))
     assert back.returncode == 0, back.stderr
     assert Run(tmp_path / "run").summary()["topology"]["stages"] == 1
@@ -129,34 +109,29 @@ def test_a_stopped_run_goes_on_with_other_stages_and_with_none(podium, tmp_path,
     assert "optim.lr cannot change when a run continues" in refused.stderr
 
 
-def test_a_lost_stage_is_started_anew(podium, tmp_path, whole):
-    command = podium_command(
-        "train", *recipe("gpt2"), "parallel.stages=2", "checkpoint.every=1up", "launch.timeout=20", "--out", "run"
-    )
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+def test_a_lost_stage_is_started_anew(tmp_path, outcome_alone):
+    args = [*recipe("gpt2"), "parallel.stages=2", "checkpoint.every=1up", "launch.timeout=20", "--out", "run"]
     folder = tmp_path / "run" / "checkpoints"
-    while len(checkpoint.checkpoint_paths(folder)) < 2:
-        time.sleep(0.02)
-    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-    subprocess.run(["kill", "-KILL", found[-1]], check=True)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert "starting anew from the last checkpoint" in errors
-    assert outcome(Run(tmp_path / "run"))[0] == whole("gpt2")[0]
+    with started("train", *args, cwd=tmp_path) as launched:
+        launched.until(lambda: len(reading.checkpoint_paths(folder)) == 2, "two checkpoints")
+        launched.instances[1].kill()
+        assert launched.ended().returncode == 0, launched.stderr
+    assert "restarting from the last checkpoint" in launched.stderr
+    assert outcome(Run(tmp_path / "run"))[0] == outcome_alone(recipe("gpt2"))[0]
 
 
 def test_each_stage_holds_only_its_own(podium, tmp_path):
     done = podium("train", *recipe("bert"), "parallel.stages=[0,1,2]", "train.length=2up", "--out", "run")
     assert done.returncode == 0, done.stderr
-    (newest, *_) = reversed(checkpoint.checkpoint_paths(tmp_path / "run" / "checkpoints"))
+    (newest, *_) = reversed(reading.checkpoint_paths(tmp_path / "run" / "checkpoints"))
     for stage, blocks in enumerate(
         [("embedding", "pooler", "classifier"), ("encoders.0",), ("encoders.1", "encoders.2")]
     ):
         for kind in ("model", "optimiser"):
             path = newest / f"{kind}-{stage + 1}-of-3.safetensors"
             names = [name.partition("/")[2] if kind == "optimiser" else name
-                     for name in checkpoint.tensors_in(checkpoint.read_checked(path)[0])]  # fmt: skip
+                     for name in reading.tensors_in(reading.read_checked(path)[0])]  # fmt: skip
             assert names
             assert all(name.startswith(blocks) for name in names if name), names
-    whole = checkpoint.load(newest)
+    whole = reading.load(newest)
     assert all(isinstance(tensor, torch.Tensor) for tensor in whole.weights.values())

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from podium import checkpoint
-from podium.data.idx import write_idx
-from podium.run import open_run
-from tests.conftest import TINY, assert_user_error, run_files
-from tests.processes import podium_here
-from tests.workloads.test_neuron import TEMPLATE, write_meta, write_published
+from podium.checkpoints import reading
+from podium.data.formats.idx import write_idx
+from podium.runs.folder import open_run
+from tests.support.neuron_files import TEMPLATE, write_meta, write_published
+from tests.support.processes import assert_user_error, podium_afresh, podium_here, run_files
+from tests.support.recipes import TINY
 
 NEURON_FILES = ["neuron", "workload.data.source=files", "workload.data.path=data", "batch.micro=8", "engine.threads=1"]
 MNIST_FILES = ["mnist", "workload.data.path=data", "batch.micro=8", "engine.threads=1"]
@@ -64,11 +64,14 @@ def refused(here, *args: object) -> str:
         (["mnist", "optim.lr=fast"], ['optim.lr = "fast"', "a number"]),
         (["mnist", "lr"], ["'lr' is not of the form section.key=value"]),
         ([*TINY["mnist"], "batch.micro=1000"], ["256 training samples", "one update of 1000", "micro-batch 1000"]),
-        ([*TINY["mnist"], "train.length=0up"], ["train.length = 0up", "no update"]),
+        ([*TINY["mnist"], "train.length=0up"], ["train.length = 0up", "shorter than one update"]),
         ([*TINY["mnist"], "engine.device=nonsense"], ["engine.device", "nonsense", "expected auto, cpu"]),
-        ([*TINY["mnist"], "workload.data.path=nowhere", "workload.data.source=files"], ["nowhere", "no such folder"]),
-        ([*NEURON_FILES, "workload.data.path=nowhere"], ["There is no file nowhere/meta.cellSpike"]),
-        ([*NEURON_FILES, "workload.data.path=null"], ["workload.data.path", "does not say which folder"]),
+        (
+            [*TINY["mnist"], "workload.data.path=nowhere", "workload.data.source=files"],
+            ["nowhere: expected a folder"],
+        ),
+        ([*NEURON_FILES, "workload.data.path=nowhere"], ["there is no file nowhere/meta.cellSpike"]),
+        ([*NEURON_FILES, "workload.data.path=null"], ["workload.data.path", "is missing"]),
     ],
 )
 def test_recipes_that_cannot_be_trained(here, args, parts):
@@ -82,9 +85,9 @@ def test_an_accelerator_that_is_not_there(here):
     assert "engine.device" in refused(here, "train", *TINY["mnist"], "engine.device=cuda", "--out", "run")
 
 
-def test_as_a_real_process_too(podium, tmp_path):
-    done = podium("train", "mnist", "workload.data.path=nowhere", "--out", "run")
-    assert_user_error(done, "nowhere", "no such folder")
+def test_from_the_start_of_python_too(tmp_path):
+    done = podium_afresh(tmp_path, "train", "mnist", "workload.data.path=nowhere", "--out", "run")
+    assert_user_error(done, "nowhere", "expected a folder that exists")
     assert done.stdout == ""
     assert run_files(tmp_path) == []
 
@@ -98,7 +101,7 @@ def test_output_folders_that_are_in_use(here, trained):
     assert "held already holds a run: continue it with `podium resume held`" in refused(here, *tiny, "held")
     assert "full is not empty" in refused(here, *tiny, "full")
     assert "file is a file" in refused(here, *tiny, "file")
-    assert "file/below cannot be made" in refused(here, *tiny, "file/below")
+    assert "file/below cannot be created" in refused(here, *tiny, "file/below")
 
 
 # --------------------------------------------------------------------------------------------------------- data files
@@ -129,7 +132,7 @@ def test_neuron_file_with_another_number_of_parameters(here, data):
 
 def test_neuron_folder_without_the_cell(here, data):
     write_meta(data)
-    assert "There is no file data/*_excite" in refused(here, "train", *NEURON_FILES, "--out", "run")
+    assert "there is no file data/*_excite" in refused(here, "train", *NEURON_FILES, "--out", "run")
 
 
 def write_mnist(folder, num_labels: int = 20) -> None:
@@ -167,7 +170,7 @@ def test_data_that_cannot_be_made(here):
     assert "samples = 0" in refused(here, "data", "make", "neuron", "samples=0", "out=made")
     assert "out is required and missing" in refused(here, "data", "make", "neuron", "samples=5")
     assert "unknown key sample (did you mean samples?)" in refused(here, "data", "make", "neuron", "sample=5", "out=x")
-    assert "(can be: text, neuron, cosmology)" in refused(here, "data", "make", "mnist", "samples=5")
+    assert "choose one of text, neuron, cosmology" in refused(here, "data", "make", "mnist", "samples=5")
 
 
 # --------------------------------------------------------------------------------------------------------------- runs
@@ -175,7 +178,7 @@ def test_data_that_cannot_be_made(here):
 
 @pytest.mark.parametrize("command", ["resume", "validate", "predict"])
 def test_folders_that_are_no_run(here, data, command):
-    assert "there is no run folder absent" in refused(here, command, "absent")
+    assert "the run folder absent does not exist" in refused(here, command, "absent")
     assert "data is not a run folder" in refused(here, command, "data")
 
 
@@ -190,7 +193,7 @@ def test_checkpoints_and_splits_that_do_not_exist(here, trained):
 @pytest.mark.parametrize("command", ["resume", "validate", "predict"])
 def test_a_run_whose_checkpoints_are_all_damaged(here, trained, command):
     shutil.copytree(trained, "run")
-    for path in checkpoint.checkpoint_paths(here / "run" / "checkpoints"):
+    for path in reading.checkpoint_paths(here / "run" / "checkpoints"):
         (path / "model.safetensors").write_bytes(b"rubbish")
     (here / "run" / ".lock").touch()
     assert "none of the 2 checkpoints in run/checkpoints is good" in refused(here, command, "run")
@@ -220,7 +223,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(here, valid_ev
 
     run = open_run(here / "run")
     assert run.summary()["state"] == "failed"
-    assert [path.name for path in checkpoint.checkpoint_paths(run.checkpoints)] == ["update-00000020"]
+    assert [path.name for path in reading.checkpoint_paths(run.checkpoints)] == ["update-00000020"]
     validated = podium_here("validate", "run")
     assert validated.returncode == 0, validated.stderr
     assert "after update 20" in validated.stdout
@@ -237,4 +240,4 @@ def test_a_loss_that_fails_between_two_looks_at_it(here):
     assert "the training loss is not finite at or before update 5" in line
     run = open_run(here / "run")
     assert run.summary()["state"] == "failed"
-    assert checkpoint.checkpoint_paths(run.checkpoints) == []
+    assert reading.checkpoint_paths(run.checkpoints) == []

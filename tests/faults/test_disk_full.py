@@ -5,12 +5,12 @@ from contextlib import suppress
 
 import pytest
 
-from podium import checkpoint
-from podium.recipe import load_recipe
-from podium.run import Run
+from podium.checkpoints import reading
+from podium.recipe.loading import load_recipe
+from podium.runs.folder import Run
 from podium.train import train
-from tests.conftest import TINY, assert_user_error, run_files
-from tests.processes import podium_here
+from tests.support.processes import assert_user_error, podium_here, run_files
+from tests.support.recipes import TINY
 
 PAGE = 4096
 #: what a run writes, in the order it is written
@@ -70,7 +70,7 @@ def size_of(folder) -> int:
 
 
 def test_no_room_for_a_checkpoint_keeps_the_earlier_one_which_resumes_after_making_room(disk, straight):
-    one = size_of(checkpoint.checkpoint_paths(straight.checkpoints)[0])
+    one = size_of(reading.checkpoint_paths(straight.checkpoints)[0])
     disk.resize(int(2.5 * one) + 16 * PAGE)
     run = Run(disk.path / "run")
     done = podium_here("train", *SAVING, "--out", run.path)

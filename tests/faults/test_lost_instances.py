@@ -11,72 +11,15 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from podium.recipe import load_recipe
-from podium.run import Run
-from podium.train import train
-from tests.conftest import TINY
-from tests.processes import started, until
+from podium.runs.folder import Run
+from tests.support.processes import num_records, sentence, started, until
+from tests.support.recipes import MORE, NUM_KILLS, NUM_KILLS_EACH, recipe_of
 
 pytestmark = pytest.mark.slow
 
-NUM_KILLS = int(os.environ.get("PODIUM_KILLS", "6"))
-#: what each workload has besides: enough samples, and for cnn everything that is drawn or kept from update to update
-MORE = {
-    "mnist": ["workload.data.generated_train=2048"],
-    "neuron": ["workload.data.samples=1024"],
-    "cnn": ["workload.data.samples=2048", "workload.data.augment.mixup=0.2", "precision.mode=16.16",
-            "average.method=exponential", "average.every=3up"],
-}  # fmt: skip
-NUM_KILLS_EACH = -(-NUM_KILLS // len(MORE))
-LONG = ["batch.micro=2", "batch.accumulation=2", "batch.replicas=8", "schedule.warmup=3up",
-        f"train.length={max(60, 10 * NUM_KILLS)}up", "valid.every=20up", "checkpoint.every=4up",
-        "engine.updates_per_call=2"]  # fmt: skip
-
-
-def recipe_of(workload: str) -> list[str]:
-    return [*TINY[workload], *MORE[workload], *LONG]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    known: dict[str, str] = {}
-
-    def weights(workload: str) -> str:
-        if workload not in known:
-            name, *overrides = recipe_of(workload)
-            run = train(load_recipe(name, overrides), tmp_path_factory.mktemp("straight") / "run")
-            known[workload] = run.summary()["weights_sha256"]
-        return known[workload]
-
-    return weights
-
-
-def instances_of(launcher: psutil.Process) -> dict[int, psutil.Process]:
-    """The instance processes of a launcher by their index."""
-    found = {}
-    for child in launcher.children(recursive=True):
-        try:
-            found[int(child.environ()["RANK"])] = child
-        except (psutil.Error, KeyError):
-            continue
-    return found
-
-
-def num_records(run: Run) -> int:
-    return run.metrics_file.read_bytes().count(b"\n") if run.metrics_file.exists() else 0
-
-
-def kill_all(process) -> None:
-    """The whole run at once, as when a machine goes down."""
-    tree = psutil.Process(process.pid)
-    everyone = [tree, *tree.children(recursive=True)]
-    for one in everyone:
-        one.kill()
-    psutil.wait_procs(everyone)
-
 
 @pytest.mark.parametrize("workload", sorted(MORE))
-def test_kills_of_the_whole_run_and_resumes_on_other_counts_end_at_the_same_weights(workload, tmp_path, undisturbed):
+def test_kills_of_the_whole_run_and_resumes_on_other_counts_end_at_the_same_weights(workload, tmp_path, weights_alone):
     draw = random.Random(workload)
     run, kills = Run(tmp_path / "run"), 0
     deadline = time.monotonic() + 120 + 60 * NUM_KILLS
@@ -90,24 +33,24 @@ def test_kills_of_the_whole_run_and_resumes_on_other_counts_end_at_the_same_weig
             aim = num_records(run) + draw.randint(1, 4)
             until(lambda aim=aim: launched.process.poll() is not None or num_records(run) >= aim, "records")
             if launched.process.poll() is None:
-                kill_all(launched.process)
+                launched.kill_all()
                 kills += 1
     assert kills == NUM_KILLS_EACH
-    assert run.summary()["weights_sha256"] == undisturbed(workload)
+    assert run.summary()["weights_sha256"] == weights_alone(recipe_of(workload))
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_instance_makes_the_run_start_anew_by_itself(killed, tmp_path, undisturbed):
+def test_a_killed_instance_makes_the_run_start_anew_by_itself(killed, tmp_path, weights_alone):
     with started("train", *recipe_of("mnist"), "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 6)
-        instances_of(psutil.Process(launched.process.pid))[killed].kill()
+        launched.instances[killed].kill()
         done = launched.ended()
     assert done.returncode == 0, done.stderr
     assert f"instance {killed} on " in done.stderr
-    assert "was killed by SIGKILL; starting anew from the last checkpoint (1 of 3)" in done.stderr
+    assert "was killed by SIGKILL; restarting from the last checkpoint (1 of 3)" in done.stderr
     assert "Traceback" not in done.stderr
     assert "SIGTERM" not in done.stderr + done.stdout  # how the other one is ended is nobody's business
-    assert Run(tmp_path / "run").summary()["weights_sha256"] == undisturbed("mnist")
+    assert Run(tmp_path / "run").summary()["weights_sha256"] == weights_alone(recipe_of("mnist"))
 
 
 def until_turned(launched) -> None:
@@ -115,7 +58,7 @@ def until_turned(launched) -> None:
     seen = defaultdict(set)
 
     def turned() -> bool:
-        found = instances_of(psutil.Process(launched.process.pid)).values()
+        found = launched.instances.values()
         with suppress(ProcessLookupError):
             for pid in [process.pid for process in found]:
                 cores = os.sched_getaffinity(pid)
@@ -126,26 +69,24 @@ def until_turned(launched) -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_instances_change_cores_by_turns_also_after_a_start_anew(tmp_path, undisturbed):
+def test_instances_change_cores_by_turns_also_after_a_start_anew(tmp_path, weights_alone):
     with started("train", *recipe_of("mnist"), "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 6)
         until_turned(launched)
-        instances_of(psutil.Process(launched.process.pid))[1].kill()
-        launched.until(lambda: "starting anew" in launched.stderr, "the new start")
+        launched.instances[1].kill()
+        launched.until(lambda: "restarting" in launched.stderr, "the new start")
         until_turned(launched)
         assert launched.ended().returncode == 0
-    assert Run(tmp_path / "run").summary()["weights_sha256"] == undisturbed("mnist")
+    assert Run(tmp_path / "run").summary()["weights_sha256"] == weights_alone(recipe_of("mnist"))
 
 
 def test_instances_keep_their_cores_where_asked(tmp_path):
     args = ["train", *recipe_of("mnist"), "launch.turns=false", "--instances", 2, "--out", "run"]
     with started(*args, cwd=tmp_path) as launched:
-        launched.until_records(tmp_path / "run", 1)
-        instances = instances_of(psutil.Process(launched.process.pid))
         seen = set()
-        for _ in range(20):
-            seen.add(tuple(tuple(os.sched_getaffinity(instances[index].pid)) for index in range(2)))
-            time.sleep(0.05)
+        for num_records in range(1, 12):
+            launched.until_records(tmp_path / "run", num_records)
+            seen.add(tuple(tuple(os.sched_getaffinity(launched.instances[index].pid)) for index in range(2)))
     assert len(seen) == 1
 
 
@@ -153,25 +94,23 @@ def test_restarts_come_to_an_end(tmp_path):
     args = ["train", *recipe_of("mnist"), "launch.restarts=0", "--instances", 2, "--out", "run"]
     with started(*args, cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 3)
-        instances_of(psutil.Process(launched.process.pid))[1].kill()
+        launched.instances[1].kill()
         done = launched.ended()
     assert done.returncode == 3
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("podium: ")]
+    line = sentence(done.stderr)
     assert "instance 1 on " in line
     assert "was killed by SIGKILL" in line
 
 
-def test_a_silent_instance_is_named_within_the_timeout_and_the_run_starts_anew(tmp_path, undisturbed):
+def test_a_silent_instance_is_named_within_the_timeout_and_the_run_starts_anew(tmp_path, weights_alone):
     args = ["train", *recipe_of("mnist"), "launch.timeout=8", "--instances", 2, "--out", "run"]
     with started(*args, cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 3)
-        instances_of(psutil.Process(launched.process.pid))[1].send_signal(signal.SIGSTOP)
-        stopped = time.monotonic()
+        launched.instances[1].send_signal(signal.SIGSTOP)
         launched.until(lambda: "heard nothing from instance 1 on " in launched.stderr, "the silent instance's name")
-        assert time.monotonic() - stopped < 8 + 12  # and some seconds to find out who it is
         done = launched.ended()
     assert done.returncode == 0, done.stderr
-    assert Run(tmp_path / "run").summary()["weights_sha256"] == undisturbed("mnist")
+    assert Run(tmp_path / "run").summary()["weights_sha256"] == weights_alone(recipe_of("mnist"))
 
 
 def listening(process: psutil.Process) -> set[str]:
@@ -182,11 +121,11 @@ def test_a_signal_to_the_launcher_saves_once_and_ends_75(tmp_path):
     with started("train", *recipe_of("neuron"), "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 3)
         launcher = psutil.Process(launched.process.pid)
-        addresses = set.union(*map(listening, [launcher, *instances_of(launcher).values()]))
+        addresses = set.union(*map(listening, [launcher, *launched.instances.values()]))
         assert addresses == {"127.0.0.1"}  # on one host nobody else is listened to
         done = launched.ended(signal.SIGTERM)
     assert done.returncode == 75, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("podium: ")]
+    line = sentence(done.stderr)
     assert "stopped by SIGTERM" in line
     assert Run(tmp_path / "run").summary()["state"] == "interrupted"
 
@@ -194,7 +133,7 @@ def test_a_signal_to_the_launcher_saves_once_and_ends_75(tmp_path):
 def test_instances_of_a_killed_launcher_save_and_end(tmp_path):
     with started("train", *recipe_of("neuron"), "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 3)
-        orphans = list(instances_of(psutil.Process(launched.process.pid)).values())
+        orphans = list(launched.instances.values())
         launched.ended(signal.SIGKILL)
         _, alive = psutil.wait_procs(orphans, timeout=60)
     assert not alive
@@ -214,12 +153,12 @@ def test_an_unexpected_error_is_told_once_with_its_traceback_in_the_log(tmp_path
     os.environ["PYTHONPATH"] = str(site)
     try:
         args = ["train", *recipe_of("mnist"), "launch.restarts=0", "--instances", 2, "--out", "run"]
-        with started(*args, cwd=tmp_path) as launched:
+        with started(*args, cwd=tmp_path, under=[]) as launched:
             done = launched.ended()
     finally:
         del os.environ["PYTHONPATH"]
     assert done.returncode == 3
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("podium: ")]
+    line = sentence(done.stderr)
     assert "instance 1 on " in line
     assert "ZeroDivisionError" in line
     log = (tmp_path / "run" / "log" / "instance-1.log").read_text()

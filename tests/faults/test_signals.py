@@ -15,17 +15,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-from podium import checkpoint
-from podium.data.cache import cache_folder
-from podium.engine.instances import Instances
+from podium.checkpoints import reading
+from podium.distributed.instances import Instances
 from podium.errors import Interrupted, UserError
-from podium.interrupt import StopRequest
-from podium.recipe import load_recipe
-from podium.run import Run, open_run
-from podium.train import train
-from podium.workloads.neuron.simulate import VERSION
-from tests.conftest import TINY, assert_user_error, podium_command, run_files
-from tests.processes import DEADLINE_S, podium_here, started, until
+from podium.machine.cache_folder import cache_folder
+from podium.runs.folder import Run, open_run
+from podium.training.stop_request import StopRequest
+from podium.workloads.neuron.simulator.simulate import VERSION
+from tests.support.processes import (
+    DEADLINE_S,
+    assert_user_error,
+    podium_command,
+    podium_here,
+    run_files,
+    sentence,
+    started,
+    until,
+)
+from tests.support.recipes import TINY
 
 pytestmark = pytest.mark.slow
 
@@ -36,32 +43,22 @@ ENDLESS = "train.length=1000000up"
 UNSAVED = ["checkpoint.every=0", "checkpoint.best=false", "valid.every=0"]
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
+@pytest.fixture
+def straight(weights_alone):
     """The weights of a run nobody disturbs, by workload."""
-    known: dict[str, str] = {}
-
-    def weights(name: str) -> str:
-        if name not in known:
-            folder = tmp_path_factory.mktemp("straight") / "run"
-            run = train(load_recipe(name, [*TINY[name][1:], LENGTH, *UNSAVED]), folder)
-            known[name] = run.summary()["weights_sha256"]
-        return known[name]
-
-    return weights
+    return lambda workload: weights_alone([*TINY[workload], LENGTH, *UNSAVED])
 
 
 def assert_resumable(done, run, reason: str) -> None:
     """Exit 75, saved where it stopped, one line that says how to go on."""
     assert done.returncode == 75, done.stderr
-    assert "Traceback" not in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("podium: ")]
+    line = sentence(done.stderr)
     assert reason in line
     assert f"`podium resume {run.path.name}` continues" in line
     assert run.summary()["state"] == "interrupted"
     update = run.summary()["updates"]
     assert f"after update {update} " in line
-    assert checkpoint.load_latest(run.checkpoints, pytest.fail).update == update > 0
+    assert reading.load_latest(run.checkpoints, pytest.fail).update == update > 0
 
 
 @pytest.mark.parametrize(
@@ -125,7 +122,7 @@ def test_a_terminal_that_is_closed_saves_unless_that_is_ignored(ignored, num_ins
             process.kill()
     run = open_run(tmp_path / "run")
     assert run.summary()["state"] == ("done" if ignored else "interrupted")
-    assert checkpoint.load_latest(run.checkpoints, pytest.fail).update == run.summary()["updates"] > 0
+    assert reading.load_latest(run.checkpoints, pytest.fail).update == run.summary()["updates"] > 0
 
 
 @pytest.mark.parametrize("num_instances", [1, 2])
@@ -141,23 +138,23 @@ def test_nohup_lets_a_run_go_on(num_instances, tmp_path):
 
 
 @pytest.mark.parametrize("workload", sorted(TINY))
-def test_a_killed_run_resumes_from_its_last_checkpoint_to_the_same_weights(workload, tmp_path, straight):
-    saving = ["checkpoint.every=20up", "checkpoint.best=false", "valid.every=0"]
+def test_a_killed_run_resumes_from_its_last_checkpoint_to_the_same_weights(workload, tmp_path, weights_alone):
+    saving = ["checkpoint.every=10up", "checkpoint.best=false", "valid.every=0", "train.length=100up"]
     run = Run(tmp_path / "run")
-    with started("train", *TINY[workload], LENGTH, *saving, "--out", "run", cwd=tmp_path) as podium:
-        podium.until_records(run.path, 11)  # past two checkpoints
+    with started("train", *TINY[workload], *saving, "--out", "run", cwd=tmp_path) as podium:
+        podium.until_records(run.path, 5)  # past two checkpoints
         done = podium.ended(by=signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL
     assert run.summary()["state"] == "running"
     with run.metrics_file.open("a") as file:
-        file.write('{"update": 39')  # as a kill in the middle of a line leaves it
+        file.write('{"update": 29')  # as a kill in the middle of a line leaves it
 
     resumed = podium_here("resume", run.path)
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming" in resumed.stderr
     assert run.summary()["state"] == "done"
-    assert run.summary()["weights_sha256"] == straight(workload)
-    assert [record["update"] for record in run.records()] == list(range(5, 201, 5))
+    assert run.summary()["weights_sha256"] == weights_alone([*TINY[workload], "train.length=100up", *UNSAVED])
+    assert [record["update"] for record in run.records()] == list(range(5, 101, 5))
 
 
 @pytest.mark.parametrize("more", [[], ["batch.replicas=2", "--instances", "2"]], ids=["alone", "2 instances"])
@@ -229,8 +226,7 @@ MOMENTS = {
 
 def assert_nothing_is_left(done, folder: Path, number: signal.Signals) -> None:
     assert done.returncode == 75, done.stderr
-    assert "Traceback" not in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("podium: ")]
+    line = sentence(done.stderr)
     assert line.endswith(f"stopped by {number.name} {STARTS_AGAIN}")
     assert all(name.startswith("stderr-") for name in run_files(folder))
     assert all(name.endswith(".lock") or not name.startswith(".") for name in run_files(cache_folder("neuron")))
@@ -250,7 +246,8 @@ def assert_nothing_is_left(done, folder: Path, number: signal.Signals) -> None:
 def test_a_signal_before_there_is_a_run_leaves_nothing_behind(moment, number, tmp_path):
     many = ["workload.data.samples=50000"] if moment == "simulating" else []
     args = ["train", *TINY["neuron"], *SIMULATED, *many, "--out", "run"]
-    with data_withheld(), started(*args, cwd=tmp_path) as podium:
+    afresh = [] if moment in ("listening", "loading") else None
+    with data_withheld(), started(*args, cwd=tmp_path, under=afresh) as podium:
         podium.until(lambda: MOMENTS[moment](podium.process.pid), moment)
         done = podium.ended(by=number)
     assert_nothing_is_left(done, tmp_path, number)
@@ -259,7 +256,8 @@ def test_a_signal_before_there_is_a_run_leaves_nothing_behind(moment, number, tm
 @pytest.mark.parametrize("moment", ["listening", "waiting"])
 def test_a_signal_to_the_launcher_before_there_is_a_run_leaves_nothing_behind(moment, tmp_path):
     args = ["train", *TINY["neuron"], *SIMULATED, "batch.replicas=2", "--instances", 2, "--out", "run"]
-    with data_withheld(), started(*args, cwd=tmp_path) as podium:
+    afresh = [] if moment == "listening" else None
+    with data_withheld(), started(*args, cwd=tmp_path, under=afresh) as podium:
         pid = podium.process.pid
         podium.until(lambda: listening(pid) if moment == "listening" else len(waiting_for_data(pid)) == 2, moment)
         family = psutil.Process(pid).children(recursive=True)
@@ -292,9 +290,10 @@ def test_a_signal_before_a_killed_run_goes_on_says_how_to_continue(tmp_path, mor
         podium.until(lambda: len(waiting_for_data(podium.process.pid)) == (2 if more else 1), "all wait for data")
         done = podium.ended(by=signal.SIGTERM)
     assert done.returncode == 75, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("podium: ")]
+    line = sentence(done.stderr)
     assert "stopped by SIGTERM before the first update; `podium resume run` continues" in line
-    assert run.summary() == {**before, "state": "interrupted"}
+    after = run.summary()
+    assert after == {**before, "state": "interrupted", "written": after["written"]}
 
 
 def swallowed(stop: StopRequest) -> None:
@@ -369,7 +368,7 @@ def test_a_second_interrupt_by_hand_stops_at_once(tmp_path):
         podium.process.send_signal(signal.SIGINT)
         assert podium.process.wait(timeout=10) == 130
     assert "Traceback" not in podium.stderr
-    assert checkpoint.checkpoint_paths(run.checkpoints) == []
+    assert reading.checkpoint_paths(run.checkpoints) == []
 
 
 def test_a_folder_being_trained_in_refuses_a_second_process(tmp_path):

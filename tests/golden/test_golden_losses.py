@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from podium.recipe import load_recipe
-from podium.run import environment
+from podium.recipe.loading import load_recipe
+from podium.runs.folder import environment
 from podium.train import train
-from podium.workloads.base import WORKLOADS
-from tests.conftest import TINY
+from podium.workloads.registry import WORKLOADS
+from tests.support.recipes import TINY
 
 GOLDEN = Path(__file__).with_name("losses.json")
 SHORT = ["train.length=6up", "engine.updates_per_call=1", "engine.threads=1", "schedule.warmup=0"]

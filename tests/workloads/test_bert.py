@@ -5,18 +5,21 @@ import pytest
 import torch
 from torch import nn
 
-from podium.data.arrays import empty_buffers
-from podium.engine.update import PendingLosses
+from podium.checkpoints.huggingface import export, start_from
+from podium.data.source import empty_buffers
+from podium.engine.losses import PendingLosses
 from podium.errors import UserError
-from podium.huggingface import export, start_from
-from podium.optim.optimisers import OptimSection, build_optimiser
-from podium.prepare import prepare
-from podium.recipe import load_recipe
+from podium.optim.optimisers import build_optimiser
+from podium.recipe.loading import load_recipe
+from podium.recipe.sections.optim import OptimSection
+from podium.training.build import build_training
 from podium.workloads.bert import huggingface, predict
 from podium.workloads.bert.corpus import SPECIAL
-from podium.workloads.bert.model import Bert, BertModel
-from podium.workloads.bert.workload import BertData, Workload
-from tests.conftest import TINY
+from podium.workloads.bert.model import Bert
+from podium.workloads.bert.section import BertData, BertModel
+from podium.workloads.bert.workload import Workload, row_layout
+from tests.support.recipes import TINY
+from tests.support.texts import write_text
 
 SMALL = {"size": "custom", "layers": 2, "hidden": 32, "heads": 4, "vocabulary": 60, "max_positions": 40}
 
@@ -105,8 +108,8 @@ def test_weights_come_back_from_their_names_at_hugging_face():
     ("change", "said"),
     [
         ({"model_type": "gpt2"}, "model type 'gpt2', expected 'bert'"),
-        ({"num_hidden_layers": 3}, "num_hidden_layers = 3.*set `workload.model.layers`"),
-        ({"layer_norm_eps": 1e-5}, "set `workload.model.norm_eps`"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers = 3.*set workload.model.layers"),
+        ({"layer_norm_eps": 1e-5}, "set workload.model.norm_eps"),
         ({"hidden_act": "relu"}, "hidden_act = relu"),
     ],
 )
@@ -169,11 +172,17 @@ def test_lamb_leaves_biases_alone_and_decays_no_norm():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["workload.model.size=large"], "size: large has layers = 24, not 2; size: custom takes any number"),
-        (["workload.model.heads=3"], "hidden = 128 cannot be divided among 3 heads"),
-        (["workload.model.layers=null"], "size: custom needs layers"),
-        (["workload.data.source=tfrecord", "workload.data.packed=true"], "not with source: tfrecord"),
-        (["workload.data.source=generated", "workload.data.path=x"], "path goes with source"),
+        (
+            ["workload.model.size=large", "workload.model.layers=2"],
+            "layers = 2: expected 24 with workload.model.size = large; custom takes any number",
+        ),
+        (["workload.model.heads=3"], "hidden = 128: expected a multiple of workload.model.heads = 3"),
+        (["workload.model.layers=null"], "size = custom needs workload.model.layers"),
+        (["workload.data.source=tfrecord", "workload.data.packed=true"], "packed = true: expected false"),
+        (
+            ["workload.data.source=generated", "workload.data.path=x"],
+            "path does not apply to workload.data.source",
+        ),
     ],
 )
 def test_what_contradicts_is_told(overrides, said):
@@ -182,9 +191,9 @@ def test_what_contradicts_is_told(overrides, said):
 
 
 def test_rows_longer_than_the_model_and_small_vocabularies_are_told():
-    with pytest.raises(UserError, match="length` is 64, but the model has 40 positions"):
+    with pytest.raises(UserError, match=r"length = 64: expected at most workload\.model\.max_positions = 40"):
         small_workload(length=64)
-    with pytest.raises(UserError, match="vocabulary` is 5, but the data has 6"):
+    with pytest.raises(UserError, match="vocabulary = 5: expected at least the 6"):
         Workload(BertModel(**{**SMALL, "vocabulary": 5}), BertData(source="generated", length=40)).build_model()
 
 
@@ -304,7 +313,7 @@ def test_recipes_have_the_published_numbers(name, size, length, sizes, updates, 
     recipe = load_recipe(f"bert/{name}")
     model, data, batch = recipe.workload.model, recipe.workload.data, recipe.batch
     assert (model.size, model.norm_eps, model.attention_dropout) == (size, 1e-3, 0.0)
-    assert (data.length, data.layout.num_slots) == (length, 20 if length == 128 else 76)
+    assert (data.length, row_layout(data).num_slots) == (length, 20 if length == 128 else 76)
     assert (batch.micro, batch.accumulation, batch.replicas) == sizes
     assert batch.global_batch == (65_536 if length == 128 else 16_384)
     assert str(recipe.train.length) == f"{updates}up"
@@ -374,8 +383,8 @@ def test_prediction_counts_and_names_the_words(tokenizer, tmp_path):
 @pytest.mark.slow
 def test_every_shipped_recipe_trains_an_update_on_generated_tokens():
     """At a size that fits: two layers, one small micro-batch."""
-    from podium.shipped import shipped_recipes
-    from podium.updates import build_engine
+    from podium.recipe.shipped import shipped_recipes
+    from podium.training.feeding import build_engine
 
     names = [name for name, _ in shipped_recipes() if name.startswith("bert/")]
     assert len(names) == 8
@@ -384,9 +393,11 @@ def test_every_shipped_recipe_trains_an_update_on_generated_tokens():
              "workload.model.heads=4", "batch.micro=2", "batch.accumulation=1", "batch.replicas=2",
              "train.length=1up", "engine.threads=1", "precision.half=bf16", "schedule.warmup=0"]  # fmt: skip
     for name in names:
-        prepared = prepare(load_recipe(name, small))
-        samples = {field: rows.view(2, 1, 2, *rows.shape[1:]) for field, rows in prepared.workload.example(4).items()}
-        engine = build_engine(prepared)
+        training = build_training(load_recipe(name, small))
+        samples = {
+            field: rows.view(2, 1, 2, *rows.shape[1:]) for field, rows in training.task.workload.example(4).items()
+        }
+        engine = build_engine(training)
         engine.update(0, samples, 1e-3)
         assert np.isfinite(engine.collect().means()["loss"])
 
@@ -395,7 +406,6 @@ def test_every_shipped_recipe_trains_an_update_on_generated_tokens():
 def test_a_small_model_learns_from_text(tmp_path):
     """Words that follow from their neighbours, and documents with words of their own: both heads have to learn."""
     from podium.train import train
-    from tests.workloads.test_bert_rows import write_text
 
     write_text(tmp_path / "text", num_documents=40, regular=True)
     recipe = load_recipe(TINY["bert"][0], [

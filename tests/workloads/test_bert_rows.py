@@ -1,54 +1,19 @@
 """Rows for BERT: pairs, masks, packing, the published files."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from podium.data.arrays import empty_buffers
-from podium.data.records import build_example, write_records
-from podium.data.text import open_text
+from podium.data.formats.tfrecord import build_example, write_records
+from podium.data.source import empty_buffers
+from podium.data.text.folder import open_text
 from podium.errors import UserError
 from podium.workloads.bert.corpus import SPECIAL, open_corpus, random_corpus
-from podium.workloads.bert.model import BertModel
-from podium.workloads.bert.rows import Layout, TextRows
-from podium.workloads.bert.workload import BertData, Workload
+from podium.workloads.bert.section import BertData, BertModel
+from podium.workloads.bert.text_rows import Layout, TextRows
+from podium.workloads.bert.workload import Workload
+from tests.support.texts import NUM_DOCUMENTS, write_text
 
 CLS, SEP, MASK = SPECIAL["[CLS]"], SPECIAL["[SEP]"], SPECIAL["[MASK]"]
-NUM_DOCUMENTS = 12
-
-
-def write_text(
-    folder: Path, num_documents=NUM_DOCUMENTS, num_sentences=40, regular=False, special: dict | None = None
-) -> Path:
-    """A folder as `podium data make text` writes it. Token = 5 + 50 · document + place, so that rows tell where they
-    come from; `regular`: six words in their order, others in each of four kinds of documents."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(0)
-    splits = {}
-    for split in ("train", "valid", "test"):
-        sentences = [rng.integers(2, 12, num_sentences) for _ in range(num_documents)]
-        lengths = np.concatenate(sentences)
-        documents = np.repeat(np.arange(num_documents), num_sentences)
-        owner = np.repeat(documents, lengths)
-        place = np.concatenate([np.arange(part.sum()) for part in sentences])
-        tokens = 5 + (6 * (owner % 4) + place % 6 if regular else 50 * owner + place % 50)
-        tokens.astype("<u2").tofile(folder / f"{split}.bin")
-        np.save(folder / f"{split}.sentences.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
-        np.save(folder / f"{split}.documents.npy", np.arange(num_documents + 1, dtype=np.int64) * num_sentences)
-        splits[split] = {"tokens": len(tokens), "sentences": len(lengths), "documents": num_documents}
-    about = {
-        "format": 1,
-        "tokenizer": "wordpiece",
-        "vocabulary": 5 + 50 * num_documents,
-        "dtype": "uint16",
-        "special": SPECIAL if special is None else special,
-        "splits": splits,
-        "source": "test",
-    }
-    (folder / "text.json").write_text(json.dumps(about))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +200,7 @@ def test_what_is_wrong_with_text_is_told(tmp_path):
     with pytest.raises(UserError, match=r"the train split in .* is damaged"):
         open_corpus(open_text(folder), "train")
     model = BertModel(vocabulary=100)
-    with pytest.raises(UserError, match="vocabulary` is 100, but the data has 605"):
+    with pytest.raises(UserError, match="vocabulary = 100: expected at least the 605"):
         Workload(model, BertData(path=folder)).build_model()
 
 
@@ -280,14 +245,14 @@ def test_what_is_wrong_with_published_files_is_told(text, tmp_path):
         workload = Workload(model, BertData(source="tfrecord", length=64, **data))
         return gathered(workload.source("train"), np.arange(2))
 
-    with pytest.raises(UserError, match=r"say where the files are by `workload.data.path`"):
+    with pytest.raises(UserError, match=r"workload.data.path is missing"):
         rows()
     with pytest.raises(UserError, match=r"no files that end in \.tfrecord"):
         rows(path=tmp_path)
     good = gathered(rows_of(text, Layout(64)), np.arange(4))
     file = tmp_path / "a.tfrecord"
     write_records(file, [published(good, row) for row in range(4)])
-    with pytest.raises(UserError, match=r"record 0.*token \d+ is beyond the vocabulary of 50"):
+    with pytest.raises(UserError, match=r"record 0.*token \d+ is outside the vocabulary of 50"):
         rows(path=tmp_path, vocabulary=50)
     with pytest.raises(UserError, match=r"masked_lm_positions has 10 numbers, expected 12.*masked_slots"):
         rows(path=tmp_path, masked_slots=12)

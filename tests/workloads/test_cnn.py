@@ -5,14 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from podium.data.arrays import empty_buffers
-from podium.engine.randomness import seed_torch
+from podium.data.source import empty_buffers
 from podium.errors import UserError
-from podium.recipe import load_recipe
+from podium.recipe.loading import load_recipe
+from podium.transforms.seeding import seed_torch
 from podium.workloads.cnn import cifar, shapes
-from podium.workloads.cnn.augment import AugmentSection, Images, Mixed, Spread, mixed_cross_entropy
-from podium.workloads.cnn.model import CnnModel, build_network
-from podium.workloads.cnn.workload import CnnData, Workload
+from podium.workloads.cnn.augment import Images, Mixed, Spread, mixed_cross_entropy
+from podium.workloads.cnn.model import build_network
+from podium.workloads.cnn.section import AugmentSection, CnnData, CnnModel
+from podium.workloads.cnn.workload import Workload
+from podium.workloads.published_splits import spread_held_out
 
 PLAIN = Spread((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))  # normalised values are the bytes themselves
 
@@ -122,10 +124,10 @@ def test_efficientnet_takes_groups_and_another_expansion():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["workload.model.size=21"], "size = 21 is none of resnet: expected one of 8, 14"),
-        (["workload.model.name=efficientnet"], "size = 8 is none of efficientnet: expected one of B0"),
-        (["workload.model.group_dim=16"], "group_dim means nothing to resnet"),
-        (["workload.data.input.normalise=host"], "normalised images are no bytes"),
+        (["workload.model.size=21"], "size = 21: expected one of 8, 14"),
+        (["workload.model.name=efficientnet"], "size = 8: expected one of B0"),
+        (["workload.model.group_dim=16"], "group_dim does not apply to resnet"),
+        (["workload.data.input.normalise=host"], "eight_bit = true: expected false"),
     ],
 )
 def test_what_contradicts_is_told(overrides, said):
@@ -135,7 +137,7 @@ def test_what_contradicts_is_told(overrides, said):
 
 def test_groups_that_do_not_fit_are_told():
     section = CnnModel(name="resnet", size=8, norm={"kind": "group", "groups": 32})
-    with pytest.raises(UserError, match=r"norm.groups = 32 does not divide the 16 channels"):
+    with pytest.raises(UserError, match=r"norm.groups = 32: expected a divisor of the 16 channels"):
         build_network(section, 10)
 
 
@@ -184,7 +186,7 @@ def test_what_is_wrong_with_cifar_files_is_told(tmp_path):
         Workload(CnnModel(), CnnData(source="files", path=tmp_path))
     write_cifar(tmp_path)
     workload = Workload(CnnModel(), CnnData(source="files", path=tmp_path))
-    assert len(workload.source("train")) == 100
+    assert [len(workload.source(split)) for split in ("train", "valid")] == [90, 10]
     (tmp_path / "test_batch.bin").write_bytes(b"x" * 5000)
     with pytest.raises(UserError, match=r"test_batch.bin is not a cifar10 file: 5,000 bytes"):
         workload.source("test")
@@ -203,6 +205,18 @@ def delivered(data: CnnData, split="test", num=16):
     return workload, {name: torch.from_numpy(rows) for name, rows in out.items()}
 
 
+class Watching(nn.Module):
+    """A model that keeps what it is given."""
+
+    def __init__(self, seen: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        self._seen.append(image)
+        return torch.zeros(len(image), 10)
+
+
 @pytest.mark.parametrize("source", ["simulated", "generated"])
 def test_images_are_the_same_to_the_bit_however_they_travel(source):
     common = {"source": source, "samples": 64, "test_samples": 32}
@@ -217,7 +231,7 @@ def test_images_are_the_same_to_the_bit_however_they_travel(source):
         assert batch["image"].dtype == (torch.uint8 if form["eight_bit"] else torch.float32)
         seen.append(workload.inputs(batch)[0])
         seed_torch(torch.device("cpu"), "test", 1)
-        varied.append(workload._images.varied(batch["image"], batch["label"]).image)
+        workload.loss(Watching(varied), batch)
     for image in seen[1:]:
         assert torch.equal(image, seen[0])
     for image in varied[1:]:
@@ -310,9 +324,9 @@ def test_the_loss_of_mixed_labels_is_that_of_their_shares(smoothing):
 @pytest.mark.slow
 def test_every_shipped_recipe_trains_an_update_of_its_network_on_generated_images():
     """At a size that fits: one replica, one small micro-batch."""
-    from podium.prepare import prepare
-    from podium.shipped import shipped_recipes
-    from podium.updates import build_engine
+    from podium.recipe.shipped import shipped_recipes
+    from podium.training.build import build_training
+    from podium.training.feeding import build_engine
 
     names = [name for name, _ in shipped_recipes() if name.startswith("cnn/")]
     assert len(names) >= 17
@@ -322,11 +336,13 @@ def test_every_shipped_recipe_trains_an_update_of_its_network_on_generated_image
         if "cifar" in name:
             small[1] = "workload.data.image_size=32"
         size = ["batch.micro=2", "batch.accumulation=1", "batch.replicas=2", "precision.half=bf16"]
-        prepared = prepare(
+        training = build_training(
             load_recipe(name, [*small, *size, "train.length=1up", "engine.threads=1", "schedule.warmup=0"])
         )
-        samples = {field: rows.view(2, 1, 2, *rows.shape[1:]) for field, rows in prepared.workload.example(4).items()}
-        engine = build_engine(prepared)
+        samples = {
+            field: rows.view(2, 1, 2, *rows.shape[1:]) for field, rows in training.task.workload.example(4).items()
+        }
+        engine = build_engine(training)
         engine.update(0, samples, 1e-3)
         assert np.isfinite(engine.collect().means()["loss"])
 
@@ -340,7 +356,7 @@ def write_photographs(folder, num=24):
 
     from PIL import Image
 
-    from podium.data.records import build_example, write_records
+    from podium.data.formats.tfrecord import build_example, write_records
 
     rng = np.random.default_rng(0)
     for split, shard in (("train", "train"), ("val", "validation")):
@@ -378,6 +394,31 @@ def test_imagenets_shards_and_folders_train_to_the_same_weights(tmp_path, monkey
     assert len(weights) == 1
 
 
+@pytest.mark.parametrize("source", ["simulated", "generated"])
+def test_drawn_samples_for_validation_and_test_are_others(source):
+    def images(split: str, **changes) -> np.ndarray:
+        data = CnnData(source=source, samples=100, test_samples=20, **changes)
+        samples = Workload(CnnModel(size=8), data).source(split)
+        out = empty_buffers(samples.fields, len(samples))
+        samples.gather(np.arange(len(samples)), out)
+        return out["image"]
+
+    assert len(images("train")) == 100
+    assert np.array_equal(images("train"), images("train", valid_samples=0))
+    assert np.array_equal(images("valid"), images("valid", valid_samples=0))
+    assert images("test").shape == images("valid").shape
+    assert not np.array_equal(images("test"), images("valid"))
+    assert np.array_equal(images("test", valid_samples=0), images("valid", valid_samples=0))
+
+
+def test_samples_held_out_of_classes_in_a_row_are_of_all_classes():
+    labels = np.repeat(np.arange(10), 30)
+    train, valid = (spread_held_out(split, 300, 60) for split in ("train", "valid"))
+    assert sorted([*train, *valid]) == list(range(300))
+    assert np.bincount(labels[valid]).tolist() == [6] * 10
+    assert len(spread_held_out("test", 50, 60)) == 50
+
+
 def test_training_samples_can_be_held_out_for_validation():
     workload = Workload(CnnModel(size=8), CnnData(samples=100, test_samples=20, valid_samples=30))
     assert [len(workload.source(split)) for split in ("train", "valid", "test")] == [70, 30, 20]
@@ -386,5 +427,5 @@ def test_training_samples_can_be_held_out_for_validation():
     images, labels = shapes.render(np.arange(70, 100), 0)
     assert np.array_equal(out["image"], images)
     assert np.array_equal(out["label"], labels)
-    with pytest.raises(UserError, match="there are only 100 training samples"):
+    with pytest.raises(UserError, match="expected fewer than the 100 training samples"):
         Workload(CnnModel(size=8), CnnData(samples=100, valid_samples=100)).source("train")

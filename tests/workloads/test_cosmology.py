@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from podium.data.arrays import empty_buffers
-from podium.engine.busy import Products
+from podium.data.source import empty_buffers
 from podium.errors import UserError
-from podium.prepare import prepare
-from podium.recipe import load_recipe
-from podium.shipped import shipped_recipes
+from podium.recipe.loading import load_recipe
+from podium.recipe.shipped import shipped_recipes
+from podium.training.build import build_training
+from podium.transforms.thread_budget import Products
 from podium.workloads.cosmology import predict
-from podium.workloads.cosmology.data import CosmologyData, CosmologySamples
-from podium.workloads.cosmology.make import CosmologyMake
-from podium.workloads.cosmology.model import CosmologyModel, UNet, build_network
+from podium.workloads.cosmology.data import CosmologySamples
+from podium.workloads.cosmology.model import UNet, build_network
+from podium.workloads.cosmology.section import CosmologyData, CosmologyMake, CosmologyModel
 from podium.workloads.cosmology.workload import Workload
 
 CROP = 32
@@ -84,7 +84,7 @@ def test_weights_begin_small_and_biases_at_zero():
 
 @pytest.mark.parametrize(("crop", "full_scale", "least"), [(32, True, 64), (48, False, 32), (80, True, 64)])
 def test_crops_that_cannot_be_halved_so_often_are_one_sentence(crop, full_scale, least):
-    with pytest.raises(UserError, match=rf"crop` is {crop}.*multiple of {least}"):
+    with pytest.raises(UserError, match=rf"crop = {crop}.*multiple of {least}"):
         build_network(CosmologyModel(width=1, full_scale=full_scale), crop)
 
 
@@ -191,14 +191,14 @@ def test_learning_rates_follow_the_published_schedule(name, scale):
         changed = [f"optim.scale={scale}", f"schedule.warmup={0 if scale == 'none' else 128}up"]
     small = ["workload.data.source=generated", "workload.data.crop=32", "workload.model.width=1",
              "workload.model.full_scale=false", "engine.threads=1"]  # fmt: skip
-    prepared = prepare(load_recipe(f"cosmology/{name}", [*small, *changed]))
+    training = build_training(load_recipe(f"cosmology/{name}", [*small, *changed]))
     total = epochs * (65_536 // batch)
-    assert prepared.lengths.total_updates == total
-    assert prepared.recipe.batch.global_batch == batch
+    assert training.task.lengths.total_updates == total
+    assert training.recipe.batch.global_batch == batch
     warmup = 0 if scale == "none" else 128
-    rates = [prepared.schedule.lr(update) for update in range(total)]
+    rates = [training.state.schedule.lr(update) for update in range(total)]
     assert rates == pytest.approx([expected_rate(u, total, batch, scale, warmup) for u in range(total)], rel=1e-12)
-    assert prepared.schedule.lr(total) == pytest.approx(0, abs=1e-18)
+    assert training.state.schedule.lr(total) == pytest.approx(0, abs=1e-18)
     if warmup:
         assert max(rates) == rates[127] == rates[128]
 
@@ -253,11 +253,11 @@ def test_published_names_serve_and_the_box_for_validation_tests_where_there_is_n
 
 
 def test_bad_data_is_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="does not say which folder"):
+    with pytest.raises(UserError, match=r"workload\.data\.path is missing"):
         CosmologySamples(CosmologyData(source="files")).source("train")
     with pytest.raises(UserError, match=r"no file .*train\.h5"):
         files(tmp_path).source("train")
-    with pytest.raises(UserError, match="path goes with source: files"):
+    with pytest.raises(UserError, match="path does not apply to"):
         load_recipe("cosmology/quick", ["workload.data.path=somewhere"])
 
 

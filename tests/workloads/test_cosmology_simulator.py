@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from podium.errors import UserError
-from podium.workloads.cosmology import baryons, scales, simulate
-from podium.workloads.cosmology import mesh as mesh_module
-from podium.workloads.cosmology.gravity import displaced, evolve, initial
-from podium.workloads.cosmology.linear import Cosmology
-from podium.workloads.cosmology.make import CosmologyMake
+from podium.workloads.cosmology import scales
 from podium.workloads.cosmology.make import make as make_shown
-from podium.workloads.cosmology.mesh import Mesh, deposit, deposit_sheet, smooth
 from podium.workloads.cosmology.power import power_spectrum
+from podium.workloads.cosmology.section import CosmologyMake
+from podium.workloads.cosmology.simulator import baryons, simulate
+from podium.workloads.cosmology.simulator import mesh as mesh_module
+from podium.workloads.cosmology.simulator.gravity import displaced, evolve, initial
+from podium.workloads.cosmology.simulator.linear import Cosmology
+from podium.workloads.cosmology.simulator.mesh import Mesh, deposit, deposit_sheet, smooth
 
 COSMOLOGY = Cosmology()
 SEED = 5
@@ -315,7 +316,7 @@ def test_file_has_the_published_layout_and_says_how_it_was_made(box):
 
 
 def test_same_seed_gives_the_same_file_whatever_the_number_of_threads(few_steps, tmp_path, monkeypatch):
-    monkeypatch.setattr(mesh_module, "_BLOCK_CELLS", 1024)  # several blocks for each thread, as large boxes have
+    monkeypatch.setattr(mesh_module, "BLOCK_CELLS", 1024)  # several blocks for each thread, as large boxes have
     for count in (1, 2, 3):
         simulate.make_box(tmp_path / f"{count}.h5", 16, seed=SEED, threads=count)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1

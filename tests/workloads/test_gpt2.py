@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from podium import huggingface
-from podium.data.arrays import empty_buffers
-from podium.data.text import TextMake, make_text
+from podium.checkpoints import huggingface
+from podium.data.source import empty_buffers
+from podium.data.text.make import TextMake, make_text
 from podium.errors import UserError
-from podium.recipe import load_recipe, shipped_recipes
-from podium.run import Run
+from podium.recipe.loading import load_recipe, shipped_recipes
+from podium.runs.folder import Run
 from podium.train import train
-from podium.workloads.gpt2.data import Gpt2Data
 from podium.workloads.gpt2.generate import generate
-from podium.workloads.gpt2.model import Gpt2, Gpt2Model
+from podium.workloads.gpt2.model import Gpt2
+from podium.workloads.gpt2.section import Gpt2Data, Gpt2Model
 from podium.workloads.gpt2.workload import Workload
-from tests.conftest import TINY, assert_user_error
-from tests.processes import podium_here
+from tests.support.processes import assert_user_error, podium_here
+from tests.support.recipes import TINY
 
 SMALL = {"layers": 2, "hidden": 32, "heads": 4, "context": 16}
 
@@ -105,9 +105,9 @@ def test_a_tied_head_is_one_parameter_with_the_embedding():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"size": "custom", "layers": 2}, "needs hidden, heads too"),
-        ({"size": "small", "layers": 2}, "layers go with size: custom only"),
-        ({"layers": 2, "hidden": 30, "heads": 4}, "hidden = 30 cannot be divided among heads = 4"),
+        ({"size": "custom", "layers": 2}, "needs workload.model.hidden and workload.model.heads"),
+        ({"size": "small", "layers": 2}, "layers does not apply to workload.model.size = small"),
+        ({"layers": 2, "hidden": 30, "heads": 4}, "hidden = 30: expected a multiple of workload.model.heads = 4"),
     ],
 )
 def test_sizes_that_do_not_fit_together_are_told(model, message):
@@ -177,10 +177,10 @@ def test_a_folder_of_files_is_found_by_names(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"source": "files"}, "does not say where the tokens are"),
+        ({"source": "files"}, "workload.data.path is missing"),
         ({"source": "files", "path": "nowhere"}, "no file of tokens nowhere.bin"),
-        ({"source": "text", "path": "."}, "is no folder of text"),
-        ({"source": "generated", "length": 17}, "can look back on 16 tokens"),
+        ({"source": "text", "path": "."}, "is not a folder of text"),
+        ({"source": "generated", "length": 17}, "expected at most workload.model.context = 16"),
     ],
 )
 def test_data_that_cannot_be_had_is_told(data, message):
@@ -330,7 +330,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
     assert "vocabulary = 60" in refused(vocabulary=60)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     (tmp_path / "out" / "config.json").write_text(json.dumps({**config, "model_type": "bert"}))
-    assert "a model of type bert" in refused()
+    assert "the weights of a bert model, not of gpt2" in refused()
     (tmp_path / "out" / "config.json").write_text(json.dumps({**config, "activation_function": "relu"}))
     assert "activation_function = relu" in refused()
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
@@ -345,7 +345,7 @@ def test_export_and_init_from_join_two_trainings(trained, tmp_path):
     assert done.returncode == 0, done.stderr
     names = ["config.json", "model.safetensors", "tokenizer.json"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
-    assert_user_error(podium_here("export", trained.path, "--out", tmp_path / "out"), "is there already")
+    assert_user_error(podium_here("export", trained.path, "--out", tmp_path / "out"), "already exists")
     assert_user_error(podium_here("export", trained.path, "--format", "onnx"), "expected huggingface")
     tree = tmp_path / "again.yaml"
     tree.write_text(trained.recipe_file.read_text())

@@ -1,7 +1,7 @@
 """The simulated cell against the NEURON simulator: same compartments, channels and current, an independent integrator.
 
-NEURON gets the cell from the same tables (`cell.py`), its gates as density channels made at run time (`KSChan`, no
-compiled mechanisms), and integrates with variable steps at tight tolerance.
+NEURON gets the cell from the same tables (`workloads/neuron/simulator/cell.py`), its gates as density channels made at
+run time (`KSChan`, no compiled mechanisms), and integrates with variable steps at tight tolerance.
 """
 
 import math
@@ -9,8 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from podium.workloads.neuron import cell
-from podium.workloads.neuron.simulate import simulate
+from podium.workloads.neuron.simulator import cell
+from podium.workloads.neuron.simulator.simulate import simulate
 
 neuron = pytest.importorskip("neuron", reason="the package `neuron` (test extra) is not installed")
 h = neuron.h

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from podium.errors import UserError
-from podium.workloads.neuron import simulate as simulator
-from podium.workloads.neuron.simulate import (
+from podium.workloads.neuron.simulator import simulate as simulator
+from podium.workloads.neuron.simulator.simulate import (
     BIN_MS,
     NUM_BINS,
     PARAMETERS,
@@ -201,7 +201,7 @@ def test_float16_frames_keep_the_voltage(cells):
 
 def test_a_larger_data_set_begins_with_the_smaller_one(tmp_path, monkeypatch):
     small = make_dataset(tmp_path / "small", 10, cell="a", dtype="float32", valid=3, test=1)
-    monkeypatch.setattr(simulator, "_CHUNK", 7)
+    monkeypatch.setattr(simulator, "CHUNK", 7)
     large = make_dataset(tmp_path / "large", 40, cell="b", dtype="float32", valid=5, test=2)
     with h5py.File(small.data) as one, h5py.File(large.data) as other:
         for name, array in one.items():

@@ -1,11 +1,11 @@
-"""The contenders, by name. A further one is one small file with `race(heat: Heat) -> Outcome`, and one line here."""
+"""The contenders, by name. To add one, write a small file with `race(heat: Heat) -> Outcome` and add a line here."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Contender:
-    """How it is called in the table, where its `race` is, and whose version to tell."""
+    """A contender's name in the table, the module of its `race`, and the package whose version is shown."""
 
     title: str
     module: str
@@ -14,7 +14,7 @@ class Contender:
 
 _HERE = "bench.race.contenders"
 PODIUM, PLAIN = "podium", "pytorch"
-#: only where the library has the model
+#: only if the library has the model
 TRANSFORMERS = "transformers"
 CONTENDERS = {
     PODIUM: Contender("Podium", f"{_HERE}.podium_train", "podium"),

@@ -1,4 +1,4 @@
-"""Hugging Face's own model with the same weights, and its Trainer without reports, checkpoints and progress bar."""
+"""Hugging Face's own model with the same weights, and its Trainer without reports, checkpoints or progress bar."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from bench.race.lane import Order, build_workload
 
 
 class Samples(Dataset):
-    """The task's samples by the names of the library."""
+    """The task's samples under the library's names."""
 
     def __init__(self, fields: dict[str, Tensor]) -> None:
         self._fields = fields
@@ -25,7 +25,7 @@ class Samples(Dataset):
 
 
 class Trainer(transformers.Trainer):
-    """Takes the samples in the order of the others."""
+    """A Trainer that takes the samples in the same order as the other contenders."""
 
     def __init__(self, order: Order, **options: Any) -> None:
         super().__init__(**options)
@@ -44,10 +44,10 @@ class Watch(transformers.TrainerCallback):
 
 
 def their_model(heat: Heat, model: nn.Module) -> transformers.PreTrainedModel:
-    """The library's class for the workload's module, with its weights."""
+    """Build the library's counterpart of the workload's module, with the same weights."""
     config, tensors = build_workload(heat.recipe()).to_huggingface(model)  # type: ignore[attr-defined]
     theirs = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**config))
-    unknown = theirs.load_state_dict(tensors, strict=False).unexpected_keys  # what is tied may be missing
+    unknown = theirs.load_state_dict(tensors, strict=False).unexpected_keys  # tied weights may be missing
     assert not unknown, unknown
     theirs.tie_weights()
     return theirs.train()

@@ -1,4 +1,4 @@
-"""Lightning's Trainer without logger, checkpoints, progress bar and summary, which would only cost it time."""
+"""Lightning's Trainer without logger, checkpoints, progress bar or summary, which would only cost it time."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from bench.race.lane import Task
 
 
 class Module(lightning.LightningModule):
-    """A task as Lightning wants it told."""
+    """A task in Lightning's form."""
 
     def __init__(self, task: Task, watch: Stopwatch) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Podium as installed: `podium train` with its feed, metric records, TensorBoard and checkpoints.
 
-Timed by its own records, on the wall clock: everything between the record that ends the warm-up and the last one
-counts, also writing the records and a checkpoint half-way (with the trial of its weights on validation samples).
+Timed by its own records, by the wall clock: everything between the record that ends the warm-up and the last one
+counts, including writing the records and a checkpoint half-way (with the check of its weights on validation samples).
 """
 
 import subprocess
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bench.race.heat import Heat, Outcome
 from bench.race.lane import build_model, build_workload
-from podium import checkpoint
-from podium.run import Run
+from podium.checkpoints import reading
+from podium.runs.folder import Run
 
 
 def race(heat: Heat) -> Outcome:
@@ -20,7 +20,7 @@ def race(heat: Heat) -> Outcome:
         *heat.overrides,
         f"train.length={heat.total_updates}up",
         f"checkpoint.every={heat.num_warmup + heat.num_updates // 2}up",
-        # The others neither validate nor draw pictures: here that happens after the last update only.
+        # The others neither validate nor draw figures: here that happens only after the last update.
         "valid.every=0",
         "valid.max_samples=8",
         "log.report=false",
@@ -36,7 +36,7 @@ def race(heat: Heat) -> Outcome:
     seconds = at[heat.total_updates] - at[heat.num_warmup]
 
     model = build_model(heat.recipe(), build_workload(heat.recipe()))
-    saved = checkpoint.load_latest(run.checkpoints, sys.exit)
+    saved = reading.load_latest(run.checkpoints, sys.exit)
     assert saved is not None
     assert saved.update == heat.total_updates
     saved.restore(model)

@@ -1,4 +1,4 @@
-"""The loop of PyTorch's tutorials: DataLoader, mean loss, backward, step, zero_grad; everything else as it comes."""
+"""The loop of PyTorch's tutorials: DataLoader, mean loss, backward, step, zero_grad; all else at its defaults."""
 
 from bench.race.heat import Heat, Outcome, Stopwatch
 

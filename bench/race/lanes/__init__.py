@@ -1,4 +1,4 @@
-"""The lanes, by name. A further lane is one small file and one line here."""
+"""The lanes, by name. To add one, write a small file and add a line here."""
 
 from bench.race.lane import Lane
 from bench.race.lanes import cnn, cosmology, language, mnist, neuron

@@ -1,7 +1,7 @@
-"""ResNet-20 on images of CIFAR's size and ResNet-50 on ImageNet's: convolutions, batch norm and what lies between.
+"""ResNet-20 on images of CIFAR's size and ResNet-50 on ImageNet's: convolutions, batch norm and the layers between.
 
-Images come as rendered or generated, without augmentation: a plain loop over tensors in memory has none. There are so
-few that the loss falls within 100 updates (ResNet-50: within 25), at a rate at which rounding does not grow.
+Images are rendered or generated and not augmented: a plain loop over tensors in memory has no augmentation. There are
+so few that the loss falls within 100 updates (ResNet-50: within 25), at a rate at which rounding does not grow.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench.race.lane import Lane, build_workload
-from podium.recipe import Recipe
+from podium.recipe.loading import Recipe
 
 _PLAIN = (
     "workload.data.augment.pad_crop=0",
@@ -27,7 +27,7 @@ def mean_loss(model: nn.Module, image: Tensor, label: Tensor) -> Tensor:
 
 
 def as_tensors(recipe: Recipe, buffers: dict[str, NDArray]) -> dict[str, NDArray]:
-    """Normalised images (n, 3, height, width), as everybody has them in memory."""
+    """Return normalised images (n, 3, height, width), as most scripts hold them in memory."""
     workload = build_workload(recipe)
     batch = {name: torch.from_numpy(rows) for name, rows in buffers.items()}
     (image,) = workload.inputs(batch)
@@ -63,7 +63,7 @@ LANES = [
         "resnet50-8", "ResNet-50, 224², micro-batch 8", "cnn/resnet50", 0.0003,
         "workload.data.source=generated", "workload.data.samples=64", "workload.model.num_classes=10",
         "batch.micro=8", "optim.scale=none", "optim.base_batch=null", "engine.updates_per_call=1",
-        # An update takes 1.5 to 2 s. The plain loop after 25: weights 1e-6 larger 2e-7 off, an update less 3e-3.
+        # An update takes 1.5 to 2 s. The plain loop after 25: 2e-7 off with weights 1e-6 larger, 3e-3 an update short.
         num_compared=25, least_updates=15,
     ),
 ]  # fmt: skip

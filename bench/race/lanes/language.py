@@ -1,8 +1,8 @@
-"""BERT and GPT-2: matrix products, attention, and an optimiser with as much to do as a layer.
+"""BERT and GPT-2: matrix products, attention, and an optimiser with as much work as a layer.
 
 Tokens are random: the speed does not depend on them. There are so few that the loss falls within 40 updates (BERT:
-within 25), after which losses are compared: one takes up to a second and a half. Podium's last encoder of BERT computes
-the rows that the heads look at, and no others, which the share of the peak does not know.
+within 25), after which losses are compared: an update takes up to a second and a half. Podium's last encoder of BERT
+computes only the rows that the heads read, which the share of the peak does not take into account.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from bench.race.lane import Lane
 
 _LR = 1e-4
-_NO_TOKEN = -100  # what transformers calls a place that has nothing to name
+_NO_TOKEN = -100  # what transformers calls a position without a label
 _SHARED = (
     "workload.data.source=generated", "batch.micro=8", "optim.name=adamw", f"optim.lr={_LR}", "optim.betas=null",
     "optim.weight_decay=0.01", "optim.clip_norm=null", "engine.updates_per_call=5",
@@ -36,14 +36,14 @@ def bert_loss(
     first: Tensor,
     follows: Tensor,
 ) -> Tensor:
-    """Words and pairs, each its mean; every row has as many masked words as the next."""
+    """Return the sum of the mean losses of words and of pairs; every row has the same number of masked words."""
     words, pairs = model(tokens, segment, position, sequence, masked, first)
     word_loss = F.cross_entropy(words.flatten(0, 1), target.flatten(), ignore_index=-1)
     return word_loss + F.cross_entropy(pairs.flatten(0, 1), follows.flatten())
 
 
 def bert_for_transformers(fields: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The samples as `BertForPreTraining` wants them: what is to be named stands at its place in the row."""
+    """Return the samples as `BertForPreTraining` takes them: each label at its position in the row."""
     masked, target = fields["masked"], fields["target"]
     labels = torch.full(fields["tokens"].shape, _NO_TOKEN)
     used = target >= 0
@@ -63,7 +63,7 @@ def gpt2_loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def gpt2_for_transformers(fields: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Labels are moved on by one already: else `GPT2LMHeadModel` does it, and never asks for the last token."""
+    """Return the samples with labels already shifted: `GPT2LMHeadModel` itself would never predict the last token."""
     tokens = fields["tokens"].long()
     return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "shift_labels": tokens[:, 1:]}
 
@@ -82,7 +82,7 @@ LANES = [
         not_random=("workload.model.dropout=0", "workload.model.attention_dropout=0"),
         mean_loss=bert_loss,
         num_compared=25,
-        least_updates=12,  # Podium's checkpoint has 458 MB
+        least_updates=12,  # Podium's checkpoint is 458 MB
         optimiser=optimiser,
         for_transformers=bert_for_transformers,
     ),

@@ -1,4 +1,4 @@
-"""mnist at micro-batch 8 and 64: small updates, where every microsecond beside the arithmetic shows."""
+"""mnist at micro-batch 8 and 64: small updates, where every microsecond besides the arithmetic shows."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench.race.lane import Lane
-from podium.data.idx import write_idx
+from podium.data.formats.idx import write_idx
 
 
 def write_images(folder: Path) -> None:
-    """As many images as MNIST has, in its files, about as bright: a pattern per class under noise.
+    """Write as many images as MNIST has, as its files, about as bright: a pattern per class under noise.
 
-    The noise is everywhere, as on equal pixels a max-pool's choice would hang on rounding.
+    The noise is everywhere, since among equal pixels a max-pool's choice would depend on rounding.
     """
     (folder / "mnist").mkdir()
     draw = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The full neuron inverter at micro-batch 192: convolutions and wide linear layers, arithmetic for the most part."""
+"""The full neuron inverter at micro-batch 192: convolutions and wide linear layers, mostly arithmetic."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,7 @@ LANES = [
         name="neuron-192",
         title="neuron full, micro-batch 192",
         recipe="neuron/full",
-        # Records more often than the recipe has them: its 30 updates take longer than a stretch.
+        # Records come more often than in the recipe, whose 30 updates take longer than a stretch.
         overrides=("workload.data.samples=10000", "batch.micro=192", "optim.lr=1e-5", "engine.updates_per_call=5"),
         not_random=("workload.model.dropout=0",),
         mean_loss=mean_loss,

@@ -1,10 +1,10 @@
-"""What went wrong, told once: instances leave a note, the launcher reads the notes and names the cause."""
+"""What went wrong, reported once: instances leave a note, the launcher reads the notes and names the cause."""
 
 import json
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 #: An instance that ends because another one did: never the cause.
@@ -13,7 +13,7 @@ PEER_LOST = 70
 SILENT = 71
 #: Ends that must not be followed by a restart: the user's mistake, failed training, interrupted and saved.
 FINAL = (2, 3, 75)
-_REQUESTED = "stop-requested"
+_STOP_REQUEST = "stop-requested"
 
 
 @dataclass(frozen=True)
@@ -34,45 +34,55 @@ class Failure:
         return self.exit_code in FINAL
 
     def sentence(self) -> str:
+        """Return the message with the instance and the log that it belongs to."""
         where = "" if self.shared or self.instance < 0 else f"instance {self.instance} on {self.host}: "
         log = f" (traceback in {self.log})" if self.log else ""
         return f"{where}{self.message}{log}"
 
 
 def write_failure(folder: Path, failure: Failure) -> None:
-    """Leaves a note for the launcher; written aside and renamed, as the launcher may be reading."""
+    """Leave a note for the launcher; written aside and renamed, as the launcher may be reading."""
     aside = folder / f".failure-{failure.instance}"
     aside.write_text(json.dumps({**asdict(failure), "when": time.time()}), encoding="utf-8")
     aside.replace(folder / f"failure-{failure.instance}.json")
 
 
 def read_failures(folder: Path) -> list[Failure]:
+    """Return the notes left so far, the oldest first."""
     notes = [Failure(**json.loads(path.read_bytes())) for path in folder.glob("failure-*.json")]
     return sorted(notes, key=lambda note: note.when)
 
 
-def note_request(folder: Path) -> None:
-    """Before a request to stop is handed to the instances: it is somebody's wish, not the agent clearing away."""
-    (folder / _REQUESTED).touch()
+def record_stop_request(folder: Path) -> None:
+    """Note that somebody asked to stop, before the instances hear of it: the agent itself also sends signals."""
+    (folder / _STOP_REQUEST).touch()
 
 
-def was_requested(folder: Path) -> bool:
-    return (folder / _REQUESTED).exists()
+def stop_was_requested(folder: Path) -> bool:
+    """Return whether a signal to an instance comes from a person or a scheduler, not from the agent."""
+    return (folder / _STOP_REQUEST).exists()
 
 
 def clear_failures(folder: Path) -> None:
+    """Remove the notes of the last attempt."""
     for path in folder.glob("failure-*.json"):
         path.unlink(missing_ok=True)
 
 
-def cause(notes: list[Failure], exit_codes: Mapping[int, int], host: str) -> Failure | None:
-    """The one to tell: a verdict, else one that fell silent, was killed, the first error, and last a lost peer."""
-    for telling in (lambda note: note.final, lambda note: note.exit_code == SILENT):
-        if found := next(filter(telling, notes), None):
-            return found
+def find_cause(notes: list[Failure], exit_codes: Mapping[int, int], host: str) -> Failure | None:
+    """Return the failure to report: a final one, else an instance that fell silent, was killed, or failed first.
+
+    `exit_codes` are those of this host's instances. That an instance lost another one is reported last of all.
+    """
+    for matters in (lambda note: note.final, lambda note: note.exit_code == SILENT):
+        if found := next(filter(matters, notes), None):
+            same = [note for note in notes if note.message == found.message]
+            return replace(found, shared=True) if len(same) > 1 else found
     noted = {note.instance for note in notes}
     for instance, code in sorted(exit_codes.items()):
         if code < 0 and instance not in noted and code != -signal.SIGTERM:
             return Failure(instance, host, code, f"was killed by {signal.Signals(-code).name}")
+        if code in FINAL and instance not in noted:  # it ended before it could leave a note, and has said why itself
+            return Failure(instance, host, code, f"ended with exit code {code} before it joined; see its message above")
     own = [note for note in notes if note.exit_code != PEER_LOST]
     return next(iter(own or notes), None)

@@ -1,51 +1,19 @@
-"""What to start where. Pure: from counts and host names to commands; `local.py` carries it out.
-
-Owns the `launch` section.
-"""
+"""What to start where. Pure: from counts and host names to commands; `agent.py` carries it out."""
 
 import shlex
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import AfterValidator, Field, NonNegativeInt
-
-from podium.durations import Seconds
 from podium.errors import UserError
-from podium.schema import Section
-from podium.topology import END_WITH_INPUT, Topology
+from podium.launch.environment import END_WITH_INPUT
+from podium.topology import Topology
 
-#: an ssh that can ask nobody, and does not wait for a host that is off; the user's own options win, as they come first
+#: ssh asks no questions and does not wait for a host that is off; the user's own options come first and win
 _SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
-
-
-def _command(text: str) -> str:
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        words = []
-    if not words:
-        raise ValueError("expected a command with its options, such as ssh -p 2222")
-    return text
-
-
-class LaunchSection(Section):
-    """How instances are started and watched; none of it changes what is learnt."""
-
-    #: how often a run starts anew by itself, from its last checkpoint, after an instance was lost
-    restarts: NonNegativeInt = 3
-    #: seconds an instance may be silent, or a host may take to join
-    timeout: Seconds = 300.0
-    #: where hosts meet; on one host a free port is taken
-    port: Annotated[int, Field(ge=1, le=65535)] = 29400
-    #: the command that reaches another host, with its options as in a shell
-    ssh: Annotated[str, AfterValidator(_command)] = "ssh"
-    #: instances of one core each change cores by turns, so that all have their share of the slowest
-    turns: bool = True
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One host's part: start `instances_per_host` processes of `command`, meeting the other hosts at `address`."""
+    """One host's part: start `instances_per_host` processes of `command`, and meet the other hosts at `meeting`."""
 
     topology: Topology
     host_index: int
@@ -67,7 +35,7 @@ class LaunchPlan:
 
 
 def plan_launch(topology: Topology, local_names: frozenset[str], port: int, command: tuple[str, ...]) -> LaunchPlan:
-    """This host's part of a launch; `local_names` are the names and addresses this host goes by."""
+    """Return this host's part of a launch; `local_names` are the names and addresses of this host."""
     if topology.hosts == ("this host",):
         return LaunchPlan(topology, 0, ("127.0.0.1", 0), command)
     here = [index for index, host in enumerate(topology.hosts) if host in local_names]
@@ -79,7 +47,7 @@ def plan_launch(topology: Topology, local_names: frozenset[str], port: int, comm
 
 
 def ssh_commands(plan: LaunchPlan, ssh: str, folder: str, arguments: tuple[str, ...]) -> dict[str, list[str]]:
-    """By host, the commands that make the others join, in the same folder with the same Podium."""
+    """Return, by host, the commands that make the others join, in the same folder with the same Podium."""
     if not plan.keeps_store:
         first = plan.topology.hosts[0]
         raise UserError(f"{first} starts the other hosts: run this there, or on every host with --join")

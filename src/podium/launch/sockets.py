@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 
 def give_up_after(timeout_s: float) -> None:
-    """From now on, a connection of this process to another host breaks when that host is silent for so long.
+    """Break connections of this process to other hosts once they are silent for so long.
 
-    torch's store waits for an answer as long as the system lets it, which by itself gives up only after many minutes;
-    its sockets are not handed out, so they are found among this process's open files.
+    torch's store waits for an answer until the system gives up, many minutes later; its sockets cannot be had from it,
+    so they are found among this process's open files.
     """
     milliseconds = max(1000, int(timeout_s * 1000))
     for entry in Path("/proc/self/fd").glob("*"):
@@ -32,9 +32,9 @@ def give_up_after(timeout_s: float) -> None:
 
 
 def listening_store(address: str, port: int) -> dist.TCPStore:
-    """A store that listens on `address` alone; torch by itself would listen on all addresses of the host.
+    """Return a store that listens on `address` alone; torch by itself would listen on all addresses of the host.
 
-    OSError where the port cannot be had.
+    Raises OSError where the port is taken.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Hosts that are started from another one by ssh: both ends of it. Called by `local.py`."""
+"""Hosts that are started from another one by ssh, seen from both ends. Called by `agent.py`."""
 
 import os
 import shutil
@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from podium.console import say
 from podium.errors import TrainingFailed, UserError
+from podium.ui.console import say
 
-#: What a part of the run gets to end by itself before it is ended.
+#: How long a host's part of the run may take to end by itself before it is terminated.
 _GRACE_S = 15.0
 
 
-class Other:
-    """Another host's part of the run, started from here. It hears from its standard input that this process is gone."""
+class RemoteHost:
+    """Another host's part of the run, started from here. Its standard input closes when this process is gone."""
 
     def __init__(self, host: str, command: Sequence[str]) -> None:
-        self.host, self.joined, self._said = host, False, ""
+        self.host, self.joined, self._last_line = host, False, ""
         try:
             # A session of its own keeps Ctrl-C away: the instances agree on when to stop, and it ends after that.
             self._process = subprocess.Popen(
@@ -40,16 +40,16 @@ class Other:
         self._reader.start()
 
     def check(self) -> None:
-        """UserError when it has ended before it joined."""
+        """Raise UserError when it has ended before it joined."""
         code = self._process.poll()
         if self.joined or code is None:
             return
         self._reader.join(timeout=1)
-        said = self._said.removeprefix("podium: ") or "it said nothing"
-        raise UserError(f"{self.host} could not be started by ssh (exit {code}): {said}")
+        message = self._last_line.removeprefix("podium: ") or "no message came back"
+        raise UserError(f"{self.host} could not be started by ssh (exit {code}): {message}")
 
     def end(self) -> None:
-        """What has joined gets the time to end by itself; then its standard input closes, then the connection."""
+        """Give a host that has joined the time to end by itself; then close its standard input, then the connection."""
         assert self._process.stdin is not None
         for end, then_s in ((lambda: None, 5.0), (self._process.stdin.close, _GRACE_S), (self._process.terminate, 0.0)):
             with suppress(OSError, subprocess.TimeoutExpired):
@@ -61,12 +61,12 @@ class Other:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if text := line.decode(errors="replace").strip():
-                self._said = text
+                self._last_line = text
                 say(f"{self.host}: {text}")
 
 
 def end_with_input(meeting: tuple[str, int], process_ids: Callable[[], Sequence[int]], folder: Path) -> None:
-    """From now on this host's part ends when the host that started it by ssh is gone, which closes standard input."""
+    """End this host's part when the host that started it by ssh is gone, which closes standard input."""
     threading.Thread(
         target=_end_with_input, args=(meeting, process_ids, folder), name="podium-input", daemon=True
     ).start()
@@ -75,7 +75,7 @@ def end_with_input(meeting: tuple[str, int], process_ids: Callable[[], Sequence[
 def _end_with_input(meeting: tuple[str, int], process_ids: Callable[[], Sequence[int]], folder: Path) -> None:
     while os.read(0, 4096):
         pass
-    with Path(os.devnull).open("wb") as nothing:  # nobody reads any more, and writing must not fail
+    with Path(os.devnull).open("wb") as nothing:  # nobody reads it any more, and writing must not fail
         os.dup2(nothing.fileno(), 1)
         os.dup2(nothing.fileno(), 2)
     while _answers(meeting):  # only the connection of ssh is lost, or that host is about to end
@@ -88,7 +88,7 @@ def _end_with_input(meeting: tuple[str, int], process_ids: Callable[[], Sequence
 
 
 def _send(process_ids: Sequence[int], number: signal.Signals) -> bool:
-    """Whether there was anybody to send it to."""
+    """Send a signal; return whether there was a process to send it to."""
     for pid in process_ids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -1,1 +1,1 @@
-"""Layers that models share; plain single-device modules."""
+"""Layers and losses that models share: plain modules for a single device."""

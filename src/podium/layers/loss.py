@@ -3,15 +3,17 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from podium.engine.cross_entropy import CrossEntropy, fits
+from podium.layers.slot import Slot
+
+#: takes (logits, target, ignored); used if the logits are not needed afterwards
+CROSS_ENTROPY = Slot()
 
 
 def cross_entropy_sum(logits: Tensor, target: Tensor, ignored: int = -100, *, keeps: bool) -> Tensor:
-    """Summed over the rows of logits (N, V), but for those whose target is `ignored`.
+    """Sum the cross-entropy over the rows of logits (N, V), except those whose target is `ignored`.
 
-    With `keeps` false nobody may look at the logits afterwards: their memory may hold something else then.
+    With `keeps` false the logits must not be used afterwards: their memory may then hold something else.
     """
-    if keeps or not fits(logits):
-        return F.cross_entropy(logits, target, ignore_index=ignored, reduction="sum")
-    loss: Tensor = CrossEntropy.apply(logits, target, ignored)
-    return loss
+    if not keeps and (loss := CROSS_ENTROPY(logits, target, ignored)) is not None:
+        return loss
+    return F.cross_entropy(logits, target, ignore_index=ignored, reduction="sum")

@@ -1,58 +1,38 @@
-"""Normalisation layers. Owns the `norm` section of a model; workloads call `build_norm`.
+"""Normalisation layers, as set by the `norm` section of a model; workloads call `build_norm`.
 
 Batch norm over a *span* normalises with the statistics of several consecutive replicas, as if their micro-batches
-were one batch. The layer computes sums of its own replica; whoever runs the replicas of a span side by side
-(`engine/span.py`) puts a `Span` in place, whose `exchange` adds those sums up in the order of the replica tree.
+were one batch. The layer computes the sums of its own replica; the code that runs the replicas of a span side by side
+(`distributed/lockstep.py`) provides a `Span`, whose `exchange` adds those sums in the order of the replica tree.
 
 Per channel, over the N values of a span (x̂ = (x - mean) / √(var + eps), y = weight x̂ + bias):
 
-    dx = weight / √(var + eps) · (dy - Σdy / N - x̂ Σ(dy x̂) / N),  dweight = Σ(dy x̂), dbias = Σdy of the own replica
+    dx = weight / √(var + eps) · (dy - Σdy / N - x̂ Σ(dy x̂) / N),  dweight = Σ(dy x̂), dbias = Σdy of its own replica
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
-from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm  # base class of torch's variants and ours
 
 from podium.errors import UserError
-from podium.schema import Section
+from podium.layers.section import NormSection
 
-_BATCH_NORM: dict[int, type[_BatchNorm]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-
-
-class NormSection(Section):
-    """How a model normalises its features."""
-
-    #: batch: over the samples of a micro-batch; group: over groups of channels, sample by sample; none: not at all
-    kind: Literal["batch", "group", "none"] = "batch"
-    #: batch: replicas whose micro-batches share their statistics; a power of two that divides `batch.replicas`
-    span: PositiveInt = 1
-    #: group: number of groups; divides the number of channels
-    groups: PositiveInt = 32
-
-    @model_validator(mode="after")
-    def _meaningful(self) -> Self:
-        if self.span > 1 and self.kind != "batch":
-            raise ValueError(f"norm.span = {self.span} has a meaning with kind: batch only, not with kind: {self.kind}")
-        if self.span & (self.span - 1):
-            raise ValueError(f"norm.span = {self.span} is not a power of two")
-        return self
+_BATCH_NORM: dict[int, type[AnyBatchNorm]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
 class Span(Protocol):
-    """The replicas that share statistics, seen by one of them."""
+    """The replicas that share statistics, as seen by one of them."""
 
     def exchange(self, tensor: Tensor, num_replicas: int) -> Tensor:
-        """The sum of `tensor` over the aligned block of `num_replicas` replicas around this one, in tree order.
+        """Sum `tensor` over the aligned block of `num_replicas` replicas around this one, in tree order.
 
-        Every replica of the block must call, with the same shape. The result is shared: read it only.
+        Every replica of the block must call it with the same shape. The result is shared and must not be modified.
         """
         ...
 
@@ -60,9 +40,14 @@ class Span(Protocol):
 _current: ContextVar[Span | None] = ContextVar("span", default=None)
 
 
+def current_span() -> Span | None:
+    """Return the span to which layers called here belong, or None."""
+    return _current.get()
+
+
 @contextmanager
 def inside(span: Span) -> Iterator[None]:
-    """Layers called in here, by this thread, belong to a replica of `span`."""
+    """Make layers called by this thread inside the `with` block belong to a replica of `span`."""
     token = _current.set(span)
     try:
         yield
@@ -73,17 +58,16 @@ def inside(span: Span) -> Iterator[None]:
 def build_norm(
     section: NormSection, num_features: int, dims: Literal[1, 2, 3], eps: float = 1e-5, momentum: float = 0.1
 ) -> nn.Module:
-    """The layer for features of shape (n, num_features) or (n, num_features, `dims` more sizes).
+    """Build the layer for features of shape (n, num_features) or (n, num_features, `dims` more sizes).
 
-    `momentum` is the share of the newest statistics in the running ones.
+    `momentum` is the weight of the newest statistics in the running ones.
     """
     if section.kind == "none":
         return nn.Identity()
     if section.kind == "group":
         if num_features % section.groups:
             raise UserError(
-                f"norm.groups = {section.groups} does not divide the {num_features} channels to normalise; "
-                f"choose a divisor of {num_features}."
+                f"workload.model.norm.groups = {section.groups}: expected a divisor of the {num_features} channels"
             )
         return nn.GroupNorm(section.groups, num_features, eps)
     if section.span == 1:
@@ -91,11 +75,11 @@ def build_norm(
     return SpanBatchNorm(num_features, section.span, eps, momentum)
 
 
-class SpanBatchNorm(_BatchNorm):
-    """Batch norm with the statistics of `span` replicas; parameters, buffers and evaluation are plain batch norm's.
+class SpanBatchNorm(AnyBatchNorm):
+    """Batch norm with the statistics of `span` replicas; parameters, buffers and evaluation are as in plain batch norm.
 
-    Channels are dimension 1, whatever follows. Running statistics are updated from the statistics of the span, so
-    all its replicas keep the same.
+    Channels are dimension 1; any number of dimensions may follow. Running statistics are updated from the statistics
+    of the span, so all its replicas keep the same ones.
     """
 
     running_mean: Tensor
@@ -118,9 +102,9 @@ class SpanBatchNorm(_BatchNorm):
             kind = self.running_mean.dtype  # half-precision weights keep their statistics in single precision
             weight, bias = self.weight.to(kind), self.bias.to(kind)
             return F.batch_norm(input, self.running_mean, self.running_var, weight, bias, False, 0.0, self.eps)
-        span = _current.get()
+        span = current_span()
         assert span is not None, (
-            f"batch norm over a span of {self.span} replicas trains inside the engine's lockstep only: "
+            f"batch norm over a span of {self.span} replicas trains only inside the engine's lockstep: "
             "a replica alone does not know the statistics of the others"
         )
         statistics = _span_statistics(input.detach(), span, self.span)
@@ -129,7 +113,7 @@ class SpanBatchNorm(_BatchNorm):
         return _Normalise.apply(input, self.weight, self.bias, *statistics, self.eps, span, self.span)
 
     def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Running statistics move by `momentum` towards the span's, with the unbiased variance."""
+        """Move the running statistics by `momentum` towards the span's, with the unbiased variance."""
         assert self.momentum is not None
         self.num_batches_tracked.add_(1)
         unbiased = var * (count / (count - 1))
@@ -138,13 +122,13 @@ class SpanBatchNorm(_BatchNorm):
 
 
 def _span_statistics(x: Tensor, span: Span, num_replicas: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance (biased) per channel and the number of values over the span, in float64.
+    """Return the mean and (biased) variance per channel and the number of values over the span, in float64.
 
-    Each replica's own variance is computed about its own mean, in the fast kernel. Only the few numbers that are
-    left meet as sums of squares, in float64, where the cancellation does not hurt.
+    Each replica's variance is computed about its own mean, in the fast kernel. Only the few resulting numbers are
+    combined as sums of squares, in float64, where cancellation does no harm.
     """
     num_channels = x.shape[1]
-    unused = torch.zeros(num_channels, dtype=_sum_type(x), device=x.device)  # its type is what sums are kept in
+    unused = torch.zeros(num_channels, dtype=_sum_type(x), device=x.device)  # its type is that of the sums
     local_mean, local_var = torch.batch_norm_update_stats(x, unused, unused.clone(), 0.0)
     mean, var, count = local_mean.double(), local_var.double(), x.numel() // num_channels
     sums = torch.cat([mean * count, (var + mean * mean) * count, mean.new_full((1,), count)])
@@ -155,7 +139,7 @@ def _span_statistics(x: Tensor, span: Span, num_replicas: int) -> tuple[Tensor, 
 
 
 class _Normalise(torch.autograd.Function):
-    """y = weight x̂ + bias with given statistics, whose own dependence on x comes in through backward's exchange."""
+    """y = weight x̂ + bias with given statistics; the exchange in backward accounts for their dependence on x."""
 
     @staticmethod
     def forward(
@@ -199,12 +183,12 @@ class _Normalise(torch.autograd.Function):
 
 
 def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """x · scale + shift, per channel, in one pass: batch norm's evaluation kernel, which takes half-precision x with
-    single-precision numbers per channel."""
+    """Return x · scale + shift per channel in one pass: batch norm's evaluation kernel, which takes half-precision x
+    with single-precision numbers per channel."""
     scale, shift = scale.to(_sum_type(x)), shift.to(_sum_type(x))
     return F.batch_norm(x, torch.zeros_like(scale), torch.ones_like(scale), scale, shift, False, 0.0, 0.0)
 
 
 def _sum_type(x: Tensor) -> torch.dtype:
-    """What sums over a half-precision tensor are kept in."""
+    """Return the type in which sums over a half-precision tensor are kept."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

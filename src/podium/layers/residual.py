@@ -1,11 +1,11 @@
-"""The block of residual networks."""
+"""The residual block."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 class ResidualBlock(nn.Module):
-    """relu(branch + shortcut)"""
+    """relu(branch(x) + shortcut(x))"""
 
     def __init__(self, branch: nn.Sequential, shortcut: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What transformers share: self-attention and the feed-forward layers. Blocks of them are each model's own.
+"""Layers that transformers share: self-attention and feed-forward layers. Each model defines its own blocks.
 
 Shapes: B micro-batch, S sequence, H heads, D size of a head, hidden = H · D.
 """
@@ -11,31 +11,31 @@ from torch import Tensor, nn
 
 from podium.errors import UserError
 
-#: gelu: with the error function; gelu_tanh: the approximation by a hyperbolic tangent
+#: gelu: with the error function; gelu_tanh: approximated with a hyperbolic tangent
 Activation = Literal["gelu", "gelu_tanh"]
 
 
 class SelfAttention(nn.Module):
-    """Every place of a sequence looks at the others; with `causal` at itself and those before it.
+    """Self-attention over all positions of a sequence; with `causal`, over each position and those before it.
 
-    `dropout` is that of the attention's weights. What comes out takes none: the block around it adds its own.
+    `dropout` applies to the attention weights. The output has none: the surrounding block adds its own.
     """
 
     def __init__(self, hidden: int, heads: int, dropout: float = 0.0, causal: bool = False) -> None:
         super().__init__()
         if hidden % heads:
-            raise UserError(f"a hidden size of {hidden} cannot be divided among {heads} attention heads.")
+            raise UserError(f"a hidden size of {hidden}: expected a multiple of the {heads} attention heads")
         self.heads, self.dropout, self.causal = heads, dropout, causal
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.out = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, S, hidden) to the same. `mask` is boolean and broadcasts to (B, H, S, S): true where one may look."""
+        """Map (B, S, hidden) to the same shape. `mask` is boolean, broadcasts to (B, H, S, S), true where allowed."""
         projected: Tensor = self.out(self.attend(x, mask))
         return projected
 
     def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`forward` without the last linear layer, for those who need few of its rows."""
+        """Run `forward` without the last linear layer, for callers that need few of its rows."""
         query, key, value = self.queries_keys_values(x)
         if self.causal and mask is not None:
             size = x.shape[1]
@@ -51,7 +51,7 @@ class SelfAttention(nn.Module):
         return attended.transpose(1, 2).flatten(2)
 
     def attend_from(self, rows: Tensor, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The same for a few rows (B, N, hidden) of x, which look at all of it; `mask` broadcasts to (B, H, N, S)."""
+        """Do the same for a few rows (B, N, hidden), which attend to all of x; `mask` broadcasts to (B, H, N, S)."""
         assert not self.causal, "which rows come before others is not known here"
         parts = [rows.shape[-1], 2 * rows.shape[-1]]
         weights, biases = self.qkv.weight.split(parts), self.qkv.bias.split(parts)
@@ -63,12 +63,12 @@ class SelfAttention(nn.Module):
         return attended.transpose(1, 2).flatten(2)
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, S, hidden) to three times (B, H, S, D); apart from `forward` for those who keep keys and values."""
+        """Map (B, S, hidden) to three times (B, H, S, D); for callers that cache keys and values."""
         query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return query, key, value
 
     def joined(self, attended: Tensor) -> Tensor:
-        """(B, H, S, D) to (B, S, hidden), through the last linear layer."""
+        """Map (B, H, S, D) to (B, S, hidden) through the last linear layer."""
         projected: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return projected
 
@@ -77,16 +77,16 @@ class SelfAttention(nn.Module):
 
 
 class FewRows(nn.Module):
-    """A block of whose rows the next one looks at few; with `only_needed` it computes and returns no others.
+    """A block of which the next one needs only a few rows; with `only_needed` it computes and returns no others.
 
-    Set from outside, by the engine: a model as built computes all of them.
+    The engine sets it: a model as built computes all rows.
     """
 
     only_needed = False
 
 
 class Words(nn.Module):
-    """(…, hidden) to (…, V), by a table (V, hidden) that belongs to another module, and a bias."""
+    """Maps (…, hidden) to logits (…, V) with the embedding (V, hidden) of another module, and a bias."""
 
     def forward(self, x: Tensor, table: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, table, bias)

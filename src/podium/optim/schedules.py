@@ -1,4 +1,4 @@
-"""Learning rates over a training. Owns the `schedule` section; `train.py` builds one and asks for every update's rate.
+"""Learning-rate schedules; `train.py` builds one and asks for the rate of every update.
 
 The rate of update number u (from 0) of `total` updates, with a warm-up of W updates and t = u - W, T = total - W:
 
@@ -12,90 +12,23 @@ The rate of update number u (from 0) of `total` updates, with a warm-up of W upd
     plateau        base_lr · factor ** reductions   one reduction after more than `patience` validations in a row
                                                     without improvement; at least min_lr
 
-So each starts at base_lr right after the warm-up, and those with an end would reach it in the update after the last.
-All but plateau are functions of u alone; plateau also remembers what it observed, which is saved in checkpoints.
+Each starts at base_lr right after the warm-up; those with a final value would reach it in the update after the last.
+All but plateau depend on u only; plateau also remembers the losses it observed, which checkpoints save.
 """
 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
-from pydantic import Field, model_validator
-
-from podium.durations import Duration
 from podium.errors import UserError
-from podium.schema import Section
-
-Positive = Annotated[float, Field(gt=0)]
-Part = Annotated[float, Field(ge=0, le=1)]
-
-#: the keys of each schedule with what they are when left out; None: must be given
-_KEYS: dict[str, dict[str, Any]] = {
-    "constant": {},
-    "stepped": {"at": None, "factor": 0.1},
-    "cosine": {"final": 0.0},
-    "linear": {"final": 0.0},
-    "polynomial": {"final": 0.0, "power": 1.0},
-    "exponential": {"rate": None, "every": Duration(1, "ep"), "staircase": False},
-    "plateau": {"patience": 8, "factor": 0.11, "cooldown": 2, "threshold": 1e-4, "min_lr": 0.0},
-}
-
-
-class ScheduleSection(Section):
-    """`schedule`: how the learning rate changes. Keys of other schedules than the named one stay null."""
-
-    name: Literal["constant", "stepped", "cosine", "linear", "polynomial", "exponential", "plateau"] = "constant"
-    warmup: Duration = Field(Duration(0, "up"), description="linear rise to the full learning rate at the start")
-    at: list[Duration] | None = Field(None, description="stepped: when the rate changes, from the start of training")
-    factor: Positive | list[Positive] | None = Field(
-        None,
-        description="stepped: multiplies the rate at every point of `at` (0.1), or a list with the part of the full "
-        "rate from each point on; plateau: multiplies the rate at every reduction (0.11)",
-    )
-    final: Part | None = Field(None, description="cosine, linear, polynomial: part of the rate left at the end (0)")
-    power: Positive | None = Field(None, description="polynomial: exponent (1)")
-    rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="exponential: what is left after each `every`"
-    )
-    every: Duration | None = Field(None, description="exponential: how long it takes to decay by `rate` (1ep)")
-    staircase: bool | None = Field(None, description="exponential: decay in steps of `every` (false)")
-    patience: int | None = Field(None, ge=0, description="plateau: validations without improvement to bear with (8)")
-    cooldown: int | None = Field(None, ge=0, description="plateau: validations not counted after a reduction (2)")
-    threshold: float | None = Field(
-        None, ge=0, lt=1, description="plateau: smallest improvement that counts, as part of the best loss (1e-4)"
-    )
-    min_lr: float | None = Field(None, ge=0, description="plateau: the rate is not reduced below this (0)")
-
-    @model_validator(mode="after")
-    def _keys_fit_the_schedule(self) -> Self:
-        own = _KEYS[self.name]
-        for key in dict.fromkeys(key for keys in _KEYS.values() for key in keys):
-            given = getattr(self, key) is not None
-            if given and key not in own:
-                raise ValueError(f"{key} means nothing to the {self.name} schedule: leave it out or set it to null")
-            if not given and key in own and own[key] is None:
-                raise ValueError(f"the {self.name} schedule needs {key}")
-        if isinstance(self.factor, list):
-            if self.name == "plateau":
-                raise ValueError("the plateau schedule takes one factor, not a list")
-            if len(self.factor) != len(self.at or []):
-                raise ValueError(f"factor has {len(self.factor)} values for {len(self.at or [])} points in at")
-        if self.name == "plateau" and isinstance(self.factor, float) and self.factor >= 1:
-            raise ValueError("the factor of the plateau schedule must be below 1")
-        if self.every is not None and not self.every:
-            raise ValueError("every must be longer than 0")
-        return self
-
-    def value(self, key: str) -> Any:
-        """The key as given, or its default for the named schedule."""
-        given = getattr(self, key)
-        return _KEYS[self.name][key] if given is None else given
+from podium.recipe.durations import Duration
+from podium.recipe.sections.schedule import ScheduleSection
 
 
 class Plateau:
-    """How often the rate was reduced, and the memory that decides when to reduce again."""
+    """The number of reductions so far, and the history that decides on the next one."""
 
     def __init__(self, *, factor: float, patience: int, cooldown: int, threshold: float) -> None:
         self._factor, self._patience, self._cooldown, self._threshold = factor, patience, cooldown, threshold
@@ -108,7 +41,7 @@ class Plateau:
         return self._factor**self.num_reductions
 
     def observe(self, loss: float, counts: bool) -> None:
-        """Take in a validation loss; one that is not finite is no improvement."""
+        """Record a validation loss; one that is not finite is no improvement."""
         bound = self._best if math.isinf(self._best) else self._best - self._threshold * abs(self._best)
         if loss < bound:
             self._best = loss
@@ -139,7 +72,7 @@ class Plateau:
 
 
 class Schedule:
-    """The learning rate of every update; see the module's text for the formulas."""
+    """The learning rate of every update; the module's docstring has the formulas."""
 
     def __init__(
         self,
@@ -151,28 +84,28 @@ class Schedule:
     ) -> None:
         self.base_lr = base_lr
         self.warmup_updates = warmup_updates
-        self._shape = shape  # update number, from the end of the warm-up on -> part of base_lr
+        self._shape = shape  # update number, from the end of the warm-up -> fraction of base_lr
         self._plateau = plateau
         self._min_lr = min_lr
 
     @property
     def observes_validation(self) -> bool:
-        """Whether `observe` must be called after every validation."""
+        """Return whether `observe` must be called after every validation."""
         return self._plateau is not None
 
     def lr(self, update: int) -> float:
-        """The rate that update number `update` (from 0) is made with."""
+        """Return the rate of update number `update` (from 0)."""
         if update < self.warmup_updates:
             return self.base_lr * ((update + 1) / self.warmup_updates)
         return max(self.base_lr * self._shape(update), self._min_lr)
 
     def observe(self, valid_loss: float, update: int) -> None:
-        """Tell the validation loss after `update` updates. During the warm-up only the best loss is remembered."""
+        """Record the validation loss after `update` updates. During the warm-up only the best loss is kept."""
         if self._plateau is not None:
             self._plateau.observe(valid_loss, counts=update >= self.warmup_updates)
 
     def state(self) -> dict[str, float | int | None]:
-        """What cannot be computed from the update number; plain JSON."""
+        """Return what cannot be computed from the update number, as plain JSON."""
         return {} if self._plateau is None else self._plateau.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -184,7 +117,7 @@ class Schedule:
 def build_schedule(
     section: ScheduleSection, base_lr: float, total_updates: int, updates_per_epoch: int, global_batch: int
 ) -> Schedule:
-    """The schedule of a training of `total_updates`, with all durations turned into updates."""
+    """Build the schedule of a training of `total_updates`, with all durations converted into updates."""
 
     def updates(duration: Duration) -> int:
         return duration.updates(
@@ -194,13 +127,14 @@ def build_schedule(
     warmup = updates(section.warmup)
     if warmup > total_updates:
         raise UserError(
-            f"schedule.warmup={section.warmup} is {warmup} updates, longer than the training of {total_updates}"
+            f"schedule.warmup = {section.warmup}: expected at most the {total_updates} updates of the training, "
+            f"not {warmup}"
         )
     if section.name == "plateau":
         plateau = Plateau(**{key: section.value(key) for key in ("factor", "patience", "cooldown", "threshold")})
         min_lr = section.value("min_lr")
         if min_lr > base_lr:
-            raise UserError(f"schedule.min_lr={min_lr:g} is above the learning rate of {base_lr:g}")
+            raise UserError(f"schedule.min_lr = {min_lr:g}: expected at most the learning rate of {base_lr:g}")
         return Schedule(base_lr, warmup, lambda update: plateau.scale(), plateau, min_lr)
     if section.name == "stepped":
         return Schedule(base_lr, warmup, _stepped(section, [updates(point) for point in section.value("at")], warmup))
@@ -216,9 +150,9 @@ def build_schedule(
 
 def _stepped(section: ScheduleSection, points: list[int], warmup: int) -> Callable[[int], float]:
     if any(second <= first for first, second in pairwise(points)):
-        raise UserError(f"schedule.at must rise from point to point, but is {points} in updates")
+        raise UserError(f"schedule.at: expected increasing points, but in updates they are {points}")
     if points and points[0] < warmup:
-        raise UserError(f"schedule.at begins at update {points[0]}, inside the warm-up of {warmup} updates")
+        raise UserError(f"schedule.at: expected points after the warm-up of {warmup} updates, not {points[0]}")
     factor = section.value("factor")
     after = factor if isinstance(factor, list) else [factor ** (i + 1) for i in range(len(points))]
     parts = [1.0, *after]
@@ -226,7 +160,7 @@ def _stepped(section: ScheduleSection, points: list[int], warmup: int) -> Callab
 
 
 def _ending(section: ScheduleSection, warmup: int, total_updates: int) -> Callable[[int], float]:
-    """Shapes that run from 1 down to `final` over what the warm-up leaves of the training."""
+    """Return the shapes that fall from 1 to `final` between the warm-up and the end of the training."""
     final = section.value("final")
     power = section.value("power") if section.name == "polynomial" else 1.0
     length = max(total_updates - warmup, 1)

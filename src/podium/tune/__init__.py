@@ -1,1 +1,1 @@
-"""Measures choices on this machine and remembers them: `podium tune`, and what training makes of it."""
+"""Measures settings on this machine and remembers the fastest: `podium tune`, and how training uses it."""

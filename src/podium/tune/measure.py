@@ -1,9 +1,9 @@
-"""Measures choices in processes of their own, as many as the choice has instances.
+"""Measures choices in separate processes, as many as the choice has instances.
 
-    python -m podium.tune.measure RECIPE [KEY=VALUE]...     one such process; `Crew` starts and talks to them
+    python -m podium.tune.measure RECIPE [KEY=VALUE]...     one such process, started by `MeasuringProcesses`
 
 A process reads one request per line (JSON: recipe keys, seconds) and answers with samples/s. It stays for all choices
-with its number of instances, so starting Python and reading the data are paid for once.
+with its number of instances, so that Python starts and the data is read only once.
 """
 
 import json
@@ -20,29 +20,31 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 
-from podium.engine.instances import Instances
+from podium.distributed.instances import Instances
+from podium.engine.state import Task
 from podium.errors import PodiumError
+from podium.launch.environment import find_place
 from podium.launch.sockets import listening_store
-from podium.prepare import Prepared, prepare
-from podium.recipe import Recipe, load_recipe, recipe_with
-from podium.topology import build_topology, find_place, share_of_cores, usable_cores
-from podium.updates import build_engine, samples_of_updates
+from podium.recipe.loading import Recipe, load_recipe, recipe_with
+from podium.topology import build_topology, share_of_cores, usable_cores
+from podium.training.build import Training, build_training
+from podium.training.feeding import build_engine, samples_of_updates
 
 _LOOPBACK = "127.0.0.1"
 _START_S = 120.0
-_NUM_WARM_UP, _LEAST_UPDATES = 2, 2
+_NUM_WARM_UP, _MIN_UPDATES = 2, 2
 
 
-class Crew:
-    """`count` processes that carry a recipe together, over and over, each time as one choice says."""
+class MeasuringProcesses:
+    """`count` processes that run a recipe together, again and again, each time with another choice."""
 
     def __init__(self, count: int, name: str, overrides: Sequence[str]) -> None:
         self._store = listening_store(_LOOPBACK, 0)
         command = [sys.executable, "-m", "podium.tune.measure", name, *overrides]
         place = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": _LOOPBACK,
                  "MASTER_PORT": self._store.port}  # fmt: skip
-        #: for the next request: all have answered the last one
-        self.waiting = True
+        #: whether all have answered the last request
+        self.ready = True
         self._processes = []
         for index in range(count):
             env = {**place, "RANK": index, "LOCAL_RANK": index}
@@ -57,11 +59,11 @@ class Crew:
             )
 
     def rate(self, keys: Mapping[str, Any], seconds: float, timeout_s: float) -> float | None:
-        """Samples/s over about `seconds`; None where the choice cannot be run, or not within `timeout_s`."""
+        """Return samples/s over about `seconds`; None where the choice cannot be run, or not within `timeout_s`."""
         request = json.dumps({"keys": dict(keys), "seconds": seconds}).encode() + b"\n"
         deadline = time.monotonic() + timeout_s
         answers = []
-        self.waiting = False
+        self.ready = False
         try:
             for process in self._processes:
                 _written(process.stdin).write(request)
@@ -69,9 +71,9 @@ class Crew:
             answers = [_read_line(process.stdout, deadline) for process in self._processes]
         except OSError:  # one of them ended: out of memory, for instance
             return None
-        self.waiting = all(answers)
+        self.ready = all(answers)
         rates = [json.loads(answer).get("rate") for answer in answers if answer]
-        return min(rates) if self.waiting and None not in rates else None
+        return min(rates) if self.ready and None not in rates else None
 
     def close(self) -> None:
         for process in self._processes:
@@ -86,7 +88,7 @@ def _written(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def _read_line(stream: IO[bytes] | None, deadline: float) -> bytes:
-    """A whole line, or nothing when it does not come in time or the writer has ended."""
+    """Return a whole line, or nothing when it does not come in time or the writer has ended."""
     file = _written(stream).fileno()
     line = b""
     while not line.endswith(b"\n"):
@@ -101,11 +103,11 @@ def _read_line(stream: IO[bytes] | None, deadline: float) -> bytes:
 # --- in the processes ----------------------------------------------------------------------------------------------
 
 
-def measured_rate(prepared: Prepared, seconds: float) -> float:
-    """Samples/s of all instances together, after a warm-up that also tells how many updates fill `seconds`."""
-    recipe, instances = prepared.recipe, prepared.instances
-    engine = build_engine(prepared)
-    with samples_of_updates(prepared, 0, 2**31) as samples:
+def measured_rate(training: Training, seconds: float) -> float:
+    """Return samples/s of all instances together, after a warm-up that also shows how many updates fill `seconds`."""
+    recipe, instances = training.recipe, training.placement.instances
+    engine = build_engine(training)
+    with samples_of_updates(training, 0, 2**31) as samples:
 
         def run(first: int, count: int) -> float:
             began = time.perf_counter()
@@ -117,7 +119,7 @@ def measured_rate(prepared: Prepared, seconds: float) -> float:
 
         run(0, 1)
         per_update = run(1, _NUM_WARM_UP) / _NUM_WARM_UP
-        count = max(_LEAST_UPDATES, math.ceil(seconds / per_update))
+        count = max(_MIN_UPDATES, math.ceil(seconds / per_update))
         took = run(1 + _NUM_WARM_UP, count)
     return count * recipe.batch.global_batch / took
 
@@ -130,23 +132,23 @@ def main() -> None:
     store = dist.TCPStore(place.address, place.port, is_master=False, timeout=timedelta(seconds=_START_S))
     instances = Instances.join(dist.PrefixStore("tune", store), place.index, place.count, _START_S, place.local_count)
     recipe = load_recipe(name, overrides)
-    first: Prepared | None = None
+    first: Task | None = None
     for line in sys.stdin:
         request = json.loads(line)
         answer: dict[str, Any] = {}
         try:
-            prepared = _prepared(recipe_with(recipe, request["keys"]), instances, first)
-            first = first or prepared
-            answer["rate"] = measured_rate(prepared, request["seconds"])
+            training = _built(recipe_with(recipe, request["keys"]), instances, first)
+            first = first or training.task
+            answer["rate"] = measured_rate(training, request["seconds"])
         except PodiumError as error:  # the same on all instances: it depends on the recipe alone
             answer["problem"] = str(error)
         print(json.dumps(answer), flush=True)
 
 
-def _prepared(recipe: Recipe, instances: Instances, first: Prepared | None) -> Prepared:
+def _built(recipe: Recipe, instances: Instances, first: Task | None) -> Training:
     assert isinstance(recipe.engine.threads, int)
     topology = build_topology(recipe.batch.num_replicas, instances.count)
-    return prepare(recipe, topology, instances, recipe.engine.threads, data_of=first)
+    return build_training(recipe, topology, instances, recipe.engine.threads, data_of=first)
 
 
 if __name__ == "__main__":

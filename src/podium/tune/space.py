@@ -1,4 +1,4 @@
-"""What there is to choose, and the order in which it is tried. Pure; `command.py` does the measuring.
+"""What can be chosen, and the order in which it is tried. Pure; `tuner.py` does the measuring.
 
 A choice is a few recipe keys and a number of instances. The global batch is the same in all of them.
 """
@@ -11,13 +11,13 @@ from podium.topology import possible_instances
 
 Layout = Literal["default", "channels_last"]
 
-#: samples of one pass may grow to so many times those of the recipe
-_MOST_MERGED = 8
+#: one pass may hold up to this many times the samples that the recipe has
+_MAX_MERGED = 8
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to carry a recipe out."""
+    """One way to run a recipe."""
 
     layout: Layout
     compile: bool
@@ -30,15 +30,15 @@ class Choice:
     prefetch: int
 
     def same_bits(self, other: "Choice") -> bool:
-        """True when both give the same weights: they differ at most in instances and prefetch."""
+        """Return True when both give the same weights: they differ at most in instances and prefetch."""
         return replace(self, instances=other.instances, prefetch=other.prefetch) == other
 
     def keys(self) -> dict[str, Any]:
-        """As recipe keys; the number of instances is not one."""
+        """Return the recipe keys; the number of instances is not one."""
         return {key: getattr(self, name) for name, key in KEYS.items()} | {"batch.scaling": "weak"}
 
     def differing(self, other: "Choice") -> dict[str, Any]:
-        """The recipe keys, and `instances`, in which it differs from `other`."""
+        """Return the recipe keys, and `instances`, in which it differs from `other`."""
         named = {**KEYS, "instances": "instances"}
         return {
             named[part.name]: getattr(self, part.name)
@@ -56,16 +56,16 @@ KEYS = {
     "replicas": "batch.replicas",
     "prefetch": "engine.prefetch",
 }
-#: of these, the ones that change no bit
+#: the keys that change no bit
 PRESERVING = ("engine.prefetch", "instances")
 
 
 def shapes(base: Choice) -> Iterator[tuple[int, int, int]]:
-    """(micro, accumulation, replicas) with the same global batch: more samples in one pass, or half as many."""
+    """Yield (micro, accumulation, replicas) with the same global batch: more samples in one pass, or half as many."""
     factor = 1
-    while base.accumulation % factor == 0 and factor <= _MOST_MERGED:
+    while base.accumulation % factor == 0 and factor <= _MAX_MERGED:
         merged = 1
-        while base.replicas % merged == 0 and factor * merged <= _MOST_MERGED:
+        while base.replicas % merged == 0 and factor * merged <= _MAX_MERGED:
             yield base.micro * factor * merged, base.accumulation // factor, base.replicas // merged
             merged *= 2
         factor *= 2
@@ -74,7 +74,7 @@ def shapes(base: Choice) -> Iterator[tuple[int, int, int]]:
 
 
 def choices(base: Choice, num_cores: int, fixed: frozenset[str] = frozenset()) -> list[Choice]:
-    """All combinations worth a measurement, the base first; `fixed` are recipe keys (or `instances`) to leave alone.
+    """Return all combinations worth measuring, the base first; `fixed` are recipe keys (or `instances`) to leave alone.
 
     Compilation and prefetch are tried later, on the best of these.
     """
@@ -106,7 +106,7 @@ def _powers_of_two(most: int) -> list[int]:
 
 
 def survivors(rates: dict[Choice, float], base: Choice) -> list[Choice]:
-    """The better half, the best first; the base stays as the measure, and the best of its bits stays too."""
+    """Return the better half, the best first; the base stays for comparison, and the best with its bits stays too."""
     ranked = sorted(rates, key=lambda choice: -rates[choice])
     kept = ranked[: max(1, len(ranked) // 2)]
     same = next(choice for choice in ranked if choice.same_bits(base))
@@ -121,7 +121,7 @@ def halve(
     first_s: float,
     time_left: Callable[[], float],
 ) -> dict[Choice, float]:
-    """Successive halving: all candidates for a short time, the better half for twice as long, and so on.
+    """Measure all candidates for a short time, the better half for twice as long, and so on (successive halving).
 
     `rate` measures one for so many seconds (None: it cannot be run). Noise only slows down, so the best of a
     candidate's visits counts. Returns the rates of all that were measured.

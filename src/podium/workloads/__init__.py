@@ -1,0 +1,1 @@
+"""The shipped workloads, each in a folder of its own, found by name."""

@@ -1,0 +1,1 @@
+"""BERT: predicts masked words."""

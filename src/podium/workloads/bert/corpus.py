@@ -1,4 +1,4 @@
-"""Text as BERT's rows are made of it: tokens, sentences and documents of one split, from a folder or at random."""
+"""The text that BERT's rows are made of: tokens, sentences and documents of one split, from a folder or random."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,14 +6,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from podium.data import draws
-from podium.data.text import TextFolder
+from podium.contract import Split
+from podium.data.text.folder import TextFolder
 from podium.errors import UserError
-from podium.workloads.base import Split
+from podium.machine import counter_rng
 
 SPECIAL = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 
-#: random text: enough for rows to differ, next to nothing beside a model
+#: random text: enough for rows to differ, yet small compared with a model
 _RANDOM_TOKENS, _RANDOM_DOCUMENT, _RANDOM_SENTENCE = 1 << 18, 1 << 11, (8, 40)
 
 
@@ -29,43 +29,43 @@ class Corpus:
 
     @cached_property
     def document_tokens(self) -> NDArray[np.int64]:
-        """Where each document begins among the tokens, and the end."""
+        """Return the offset of the first token of each document, and the end of the last."""
         return self.sentences[self.documents]
 
     @cached_property
     def ordinary(self) -> NDArray[np.int64]:
-        """All tokens of the vocabulary but the special ones."""
+        """Return all tokens of the vocabulary except the special ones."""
         return np.setdiff1d(np.arange(self.vocabulary), list(self.special.values()))
 
 
 def open_corpus(text: TextFolder, split: Split) -> Corpus:
-    """One split of a folder of text; tokens stay on the disk until they are used."""
+    """Open one split of a folder of text; tokens stay on disk until they are used."""
     if not text.special.keys() >= SPECIAL.keys():
         raise UserError(
             f"{text.path} holds {text.tokenizer_kind} tokens, but bert needs wordpiece ones: "
-            "`podium data make text tokenizer=wordpiece out=FOLDER` makes them."
+            "`podium data make text tokenizer=wordpiece out=FOLDER` makes them"
         )
     tokens, sentences, documents = text.tokens(split), text.sentences(split), text.documents(split)
     if not (_divides(sentences, len(tokens)) and _divides(documents, len(sentences) - 1)):
-        raise UserError(f"the {split} split in {text.path} is damaged: make the text anew.")
+        raise UserError(f"the {split} split in {text.path} is damaged: make the text again")
     corpus = Corpus(tokens, sentences, documents, text.vocabulary, text.special)
     if np.count_nonzero(np.diff(corpus.document_tokens)) < 2:
         raise UserError(
             f"the {split} split in {text.path} has fewer than two documents, but bert pairs sentences of different "
-            "ones: make the text of more files."
+            "documents: make the text from more files"
         )
     return corpus
 
 
 def _divides(offsets: NDArray, total: int) -> bool:
-    """Whether these are offsets from 0 to `total` that never go back."""
+    """Return whether these are offsets from 0 to `total` that never decrease."""
     return bool(offsets[0] == 0 and offsets[-1] == total and (np.diff(offsets) >= 0).all())
 
 
 def random_corpus(vocabulary: int, seed: int, split: Split) -> Corpus:
-    """Random tokens, in sentences of random and documents of equal length."""
+    """Return random tokens, in sentences of random length and documents of equal length."""
     low, high = _RANDOM_SENTENCE
-    uniform = draws.uniforms(draws.key("text", seed, split), np.arange(1), 2 * _RANDOM_TOKENS)[0]
+    uniform = counter_rng.uniforms(counter_rng.key("text", seed, split), np.arange(1), 2 * _RANDOM_TOKENS)[0]
     tokens = len(SPECIAL) + (uniform[:_RANDOM_TOKENS] * (vocabulary - len(SPECIAL))).astype(np.int64)
     lengths = low + (uniform[_RANDOM_TOKENS:] * (high - low + 1)).astype(np.int64)
     begins = np.cumsum(lengths)

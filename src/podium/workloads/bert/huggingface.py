@@ -1,6 +1,6 @@
-"""Weights as Hugging Face's `BertForPreTraining` names them, both ways.
+"""Conversion of weights to and from Hugging Face's `BertForPreTraining`.
 
-One fused layer of queries, keys and values here is three layers there; all else has its counterpart.
+The fused layer of queries, keys and values here is three layers there; every other tensor has its counterpart.
 """
 
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ from podium.workloads.bert.model import Bert
 
 _EMBEDDINGS, _HEAD = "bert.embeddings", "cls.predictions"
 _QKV = ("query", "key", "value")
-#: what a file may have left out because it is the same as another
+#: tensors that a file may omit because they equal another
 _TIED_TO = {
     f"{_HEAD}.decoder.weight": f"{_EMBEDDINGS}.word_embeddings.weight",
     f"{_HEAD}.decoder.bias": f"{_HEAD}.bias",
 }
-#: what layer norms were called in files of the first years
+#: names of layer norm parameters in the oldest files
 _OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
 
 def names(model: Bert) -> dict[str, tuple[str, ...]]:
-    """Name of a parameter here -> its names there, more than one where it is made of several."""
+    """Map each parameter's name here to its names there; more than one if it is made of several."""
     pairs = {
         "embedding.word.weight": f"{_EMBEDDINGS}.word_embeddings.weight",
         "embedding.position.weight": f"{_EMBEDDINGS}.position_embeddings.weight",
@@ -58,7 +58,7 @@ def names(model: Bert) -> dict[str, tuple[str, ...]]:
 
 
 def config_of(model: Bert) -> dict[str, Any]:
-    """What `config.json` says of the model."""
+    """Return the content of `config.json` for the model."""
     section = model.section
     layers, hidden, heads = section.shape
     return {
@@ -82,13 +82,13 @@ def config_of(model: Bert) -> dict[str, Any]:
 
 
 def to_huggingface(model: Bert) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(config.json, tensors by their names there)"""
+    """Return (the content of config.json, the tensors by their names there)."""
     params = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for ours, theirs in names(model).items():
         parts = params[ours].detach().chunk(len(theirs))
         tensors |= {name: part.contiguous() for name, part in zip(theirs, parts, strict=True)}
-    tensors.setdefault(f"{_HEAD}.bias", params["classifier.bias"].detach().clone())  # not tied: there, but unused
+    tensors.setdefault(f"{_HEAD}.bias", params["classifier.bias"].detach().clone())  # not tied: exists there, unused
     return config_of(model), tensors
 
 
@@ -106,27 +106,27 @@ _MUST_AGREE = {
 
 
 def from_huggingface(model: Bert, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Copies the weights of a `BertForPreTraining`; UserError, and nothing changed, where they do not fit."""
+    """Copy the weights of a `BertForPreTraining`; if they do not fit, raise UserError and change nothing."""
     if config.get("model_type") != "bert":
-        raise UserError(f"config.json is of model type {config.get('model_type')!r}, expected 'bert'.")
+        raise UserError(f"config.json is of model type {config.get('model_type')!r}, expected 'bert'")
     ours = config_of(model)
     for theirs, key in _MUST_AGREE.items():
         if theirs in config and config[theirs] != ours[theirs]:
             raise UserError(
                 f"config.json has {theirs} = {config[theirs]}, but the model of the recipe has {ours[theirs]}: "
-                f"set `workload.model.{key}` to it."
+                f"set workload.model.{key}={config[theirs]}"
             )
     if config.get("hidden_act", "gelu") != "gelu":
-        raise UserError(f"config.json has hidden_act = {config['hidden_act']}, but only gelu is built here.")
+        raise UserError(f"config.json has hidden_act = {config['hidden_act']}, but only gelu is supported")
     if config.get("position_embedding_type", "absolute") != "absolute":
-        raise UserError("config.json asks for relative positions, but only absolute ones are built here.")
+        raise UserError("config.json asks for relative positions, but only absolute ones are supported")
     params = dict(model.named_parameters())
     found = {name: torch.cat([_tensor(tensors, part) for part in parts]) for name, parts in names(model).items()}
     for name, tensor in found.items():
         if tensor.shape != params[name].shape:
             raise UserError(
                 f"{names(model)[name][0]} is {list(tensor.shape)}, but the model of the recipe has "
-                f"{list(params[name].shape)} there."
+                f"{list(params[name].shape)} there"
             )
     with torch.no_grad():
         for name, tensor in found.items():
@@ -140,4 +140,4 @@ def _tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
             return tensors[candidate]
     if name in _TIED_TO:
         return _tensor(tensors, _TIED_TO[name])
-    raise UserError(f"the file has no tensor {name}: weights of a BertForPreTraining are expected.")
+    raise UserError(f"the file has no tensor {name}: expected the weights of a BertForPreTraining")

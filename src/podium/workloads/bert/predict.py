@@ -1,4 +1,4 @@
-"""What a person looks at after BERT's pretraining: masks filled in, how good guesses are, rare words and frequent."""
+"""The report on BERT's pretraining: masks filled in, quality of the guesses, accuracy for rare and frequent words."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,24 +9,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from podium.table import Table
-from podium.workloads import figures
-from podium.workloads.base import Picture, Prediction
+from podium.contract import Picture, Prediction
+from podium.ui import figures
+from podium.ui.table import Table
 
 MAX_ROWS = 1000
 _NUM_BEST = 100
 _NUM_SHOWN = 3
 _NUM_EXAMPLES = 12
-#: tokens to the left and right of a mask that are shown with it
+#: tokens shown to the left and right of a mask
 _CONTEXT = 9
 _NUM_BINS = 8
 _MASK = "[MASK]"
 
 
 def best_words(output: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """Of what the model returns: the likeliest words for every mask, and the likelier answer for every pair.
+    """Reduce the model's output to the most likely words for every mask and the more likely answer for every pair.
 
-    All logits of a split would not fit into memory.
+    The logits of a whole split would not fit into memory.
     """
     words, pairs = output
     probability, token = words.softmax(-1).topk(min(_NUM_BEST, words.shape[-1]), dim=-1)
@@ -36,11 +36,11 @@ def best_words(output: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
 def predict(
     given: Mapping[str, NDArray], got: Mapping[str, NDArray], tokenizer: Any | None, folder: Path
 ) -> Prediction:
-    """Pictures and tables of rows (`given`, see rows.py) and the best words for their masks (`got`)."""
+    """Return pictures and tables of rows (`given`, see text_rows.py) and the best words for their masks (`got`)."""
     used = given["target"] >= 0
     target = given["target"][used]
     hit = got["token"][used] == target[:, None]
-    # The place of the true word among the guesses; beyond the last one where it is not among them.
+    # The rank of the true word among the guesses; one past the last if it is not among them.
     place = np.where(hit.any(axis=1), hit.argmax(axis=1), hit.shape[1])
     pairs = given["follows"] >= 0
     pair_accuracy = float((got["pair"][pairs] == given["follows"][pairs]).mean())
@@ -51,12 +51,12 @@ def predict(
             Picture(
                 "The true word among the guesses",
                 _draw_places(place, hit.shape[1], folder / "guesses.png"),
-                f"{of}: {first:.1f} % are named right away.",
+                f"{of}: for {first:.1f} % the first guess is correct.",
             ),
             Picture(
                 "Frequent and rare words",
                 _draw_frequency(target, place == 0, folder / "frequency.png"),
-                f"{of}, in groups of equal size by how often the word is masked among them.",
+                f"{of}, in groups of equal size by how often each word is masked.",
             ),
         ]
     return Prediction(
@@ -70,11 +70,11 @@ def _summary(place: NDArray, pair_accuracy: float, num_pairs: int) -> Table:
             for most in (1, 3, 10)]  # fmt: skip
     rows.append(["next sentence or not", _percent(pair_accuracy)])
     note = f"{len(place):,} masked words and {num_pairs:,} pairs of the test text."
-    return Table("How often the answer is right", ["answer", "right"], rows, note)
+    return Table("How often the answer is correct", ["answer", "correct"], rows, note)
 
 
 def _examples(given: Mapping[str, NDArray], got: Mapping[str, NDArray], used: NDArray, tokenizer: Any | None) -> Table:
-    """One mask from each of several rows: the text about it, the true word, and the likeliest ones."""
+    """Show one mask from each of several rows: the text around it, the true word, and the most likely ones."""
     mask = tokenizer.token_to_id(_MASK) if tokenizer is not None else None
     rows = []
     for row in np.linspace(0, len(used) - 1, min(_NUM_EXAMPLES, len(used))).astype(int):
@@ -87,12 +87,12 @@ def _examples(given: Mapping[str, NDArray], got: Mapping[str, NDArray], used: ND
         shares = got["probability"][row, slot, :_NUM_SHOWN]
         guesses = ", ".join(f"{name} {_percent(share)}" for name, share in zip(names[1:], shares, strict=True))
         rows.append([_around(given, row, slot, tokenizer), names[0], guesses])
-    note = f"From the test text; ▁▁▁ is the word to name, … other masks. The {_NUM_SHOWN} likeliest words."
+    note = f"From the test text; ▁▁▁ is the word to predict, … other masks. The {_NUM_SHOWN} most likely words."
     return Table("Masks filled in", ["text", "true word", "guesses"], rows, note)
 
 
 def _around(given: Mapping[str, NDArray], row: int, slot: int, tokenizer: Any | None) -> str:
-    """The text on both sides of a mask, within its part of the sequence."""
+    """Return the text on both sides of a mask, within its part of the sequence."""
     tokens, place = given["tokens"][row], int(given["masked"][row, slot])
     part = given["sequence"][row].astype(int) * 2 + given["segment"][row]
     inside = np.flatnonzero(part == part[place])
@@ -102,7 +102,7 @@ def _around(given: Mapping[str, NDArray], row: int, slot: int, tokenizer: Any | 
 
 
 def _text(tokenizer: Any | None, tokens: Sequence[int]) -> str:
-    """Words of tokens, pieces joined; special tokens left out but for masks."""
+    """Return the words of tokens, with pieces joined and without special tokens other than masks."""
     words: list[str] = []
     for name in _words(tokenizer, tokens):
         if name in ("[CLS]", "[SEP]", "[PAD]"):
@@ -139,13 +139,13 @@ def _draw_places(place: NDArray, num_best: int, path: Path) -> Path:
         )
     axes.set(xlim=(0.9, 1.1 * num_best), ylim=(0, min(100, max(1.0, 1.18 * share.max()))))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    axes.set_xlabel("guesses that are looked at")
+    axes.set_xlabel("number of guesses")
     axes.set_title("Masks whose true word is among the best guesses", pad=12)
     return figures.save(fig, path)
 
 
 def _draw_frequency(target: NDArray, right: NDArray, path: Path) -> Path:
-    """Accuracy over groups of masks of about equal size, from rare words to frequent ones."""
+    """Draw the accuracy for groups of masks of about equal size, from rare words to frequent ones."""
     _, word, count = np.unique(target, return_inverse=True, return_counts=True)
     order = np.argsort(count[word], kind="stable")
     groups = [group for group in np.array_split(order, _NUM_BINS) if len(group)]
@@ -161,7 +161,7 @@ def _draw_frequency(target: NDArray, right: NDArray, path: Path) -> Path:
     axes.set_ylim(0, min(100, max(1.0, 1.18 * max(accuracy))))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
     axes.set_xlabel("how often the word is masked in this text")
-    axes.set_title("Words named right: from rare ones to frequent ones", pad=12)
+    axes.set_title("Words predicted correctly, from rare to frequent", pad=12)
     return figures.save(fig, path)
 
 
@@ -170,7 +170,7 @@ def _span(low: int, high: int) -> str:
 
 
 def _percent(share: float) -> str:
-    """Few digits, but never a false 0 or 100 %."""
+    """Format a share with few digits, but never round it to 0 or 100 %."""
     percent = 100 * float(share)
     if 0 < percent < 0.1:
         return "<0.1 %"

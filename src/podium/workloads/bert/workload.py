@@ -1,87 +1,50 @@
-"""BERT's pretraining: the words under masks, and whether a second part follows the first. The contract, tied together.
+"""BERT's pretraining: predicts masked words, and whether a second part follows the first. Implements the contract.
 
-The engine divides one sum by one count. Here the count is that of the masked tokens, and the loss of a sequence's pair
-enters as often as the sequence has masked tokens:
+The engine divides one sum by one count. Here the count is the number of masked tokens, and the pair loss of a sequence
+is weighted by its number of masked tokens:
 
     loss = (Σ over masked tokens of their loss + Σ over sequences of masked tokens × loss of the pair) / masked tokens
 
-Where every sequence has the same number of them, that is the mean of one loss plus the mean of the other, as published,
-and it comes out the same however rows are packed, accumulated or spread over replicas.
+If every sequence has the same number of them, this is the mean of one loss plus the mean of the other, as published,
+and the result does not depend on how rows are packed, accumulated or distributed over replicas.
 """
 
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from podium.data.arrays import Source, empty_buffers
-from podium.data.text import TextFolder, load_tokenizer, open_text, standard_text
+from podium.contract import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target
+from podium.data.source import Source, empty_buffers
+from podium.data.text.folder import TextFolder, load_tokenizer, open_text
+from podium.data.text.make import standard_library_text
 from podium.errors import UserError
 from podium.layers.loss import cross_entropy_sum
-from podium.schema import Section
-from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target
+from podium.recipe.section import Section
 from podium.workloads.bert import huggingface
 from podium.workloads.bert.corpus import SPECIAL, open_corpus, random_corpus
-from podium.workloads.bert.model import Bert, BertModel
-from podium.workloads.bert.published import RecordRows
-from podium.workloads.bert.rows import UNUSED, Layout, TextRows
+from podium.workloads.bert.model import Bert
+from podium.workloads.bert.section import BertData, BertModel
+from podium.workloads.bert.text_rows import UNUSED, Layout, TextRows
+from podium.workloads.bert.tfrecord_rows import RecordRows
 
 _PUBLISHED_VOCABULARY = 30_522
 _INPUTS = ("tokens", "segment", "position", "sequence", "masked", "first")
-_EVALUATION_SHARE = 20  # generated: one such row for so many training rows
+_EVALUATION_SHARE = 20  # generated: one row of each evaluation split per this many training rows
 
 
-class BertData(Section):
-    """`workload.data` of bert."""
-
-    #: text: a folder of `podium data make text`; tfrecord: the published files; generated: random tokens
-    source: Literal["text", "tfrecord", "generated"] = "text"
-    #: the folder; text without one: Python's standard library, made once and kept in the cache
-    path: Path | None = None
-    #: text without a path: tokens of the vocabulary that is made for it
-    vocabulary: PositiveInt = 8192
-    #: tokens in a row
-    length: int = Field(128, ge=8, le=65_535)
-    #: several sequences in a row, none of which sees the others
-    packed: bool = False
-    #: packed: at most so many
-    max_sequences: int = Field(3, ge=1, le=64)
-    #: share of the tokens that is to be named
-    mask_share: float = Field(0.15, gt=0, le=0.5)
-    #: room for so many of them in a sequence that fills its row; null: 20 at length 128, 76 at 512, else by the share
-    masked_slots: PositiveInt | None = None
-    #: share of sequences of a random shorter length
-    short_share: float = Field(0.1, ge=0, le=1)
-    #: what every epoch draws anew: masks, or the pairs of sentences too
-    redraw: Literal["masks", "pairs", "none"] = "masks"
-    #: what pairs, masks and random tokens are drawn from
-    seed: NonNegativeInt = 0
-    #: generated: training rows; valid and test come on top, a twentieth each
-    samples: PositiveInt = 100_000
-    #: at most so many rows of each split
-    max_samples: PositiveInt | None = None
-
-    @model_validator(mode="after")
-    def _meaningful(self) -> Self:
-        if self.source == "tfrecord" and self.packed:
-            raise ValueError("packed has a meaning with rows made here only, not with source: tfrecord")
-        if self.source == "generated" and self.path is not None:
-            raise ValueError("path goes with source: text or tfrecord, but source is generated; set path to null")
-        return self
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(self.length, self.max_sequences if self.packed else 1, self.mask_share, self.masked_slots)
+def row_layout(data: BertData) -> Layout:
+    """Return the layout of a row, as set by `workload.data`."""
+    return Layout(data.length, data.max_sequences if data.packed else 1, data.mask_share, data.masked_slots)
 
 
 class Workload:
-    """The contract of `podium.workloads.base` for bert."""
+    """The bert workload; `podium.contract` documents its members."""
 
     ModelSection: ClassVar[type[Section]] = BertModel
     DataSection: ClassVar[type[Section]] = BertData
@@ -89,32 +52,30 @@ class Workload:
 
     def __init__(self, model: BertModel, data: BertData) -> None:
         self._model, self._data = model, data
-        self._layout = data.layout
+        self._layout = row_layout(data)
         if data.length > model.max_positions:
             raise UserError(
-                f"`workload.data.length` is {data.length}, but the model has {model.max_positions} positions "
-                "(`workload.model.max_positions`)."
+                f"workload.data.length = {data.length}: expected at most workload.model.max_positions = "
+                f"{model.max_positions}"
             )
         self._sources: dict[Split, Source] = {}
 
     @cached_property
     def _text(self) -> TextFolder | None:
-        """The folder of text, made now where it is the cache's and not there; None with other sources."""
+        """Return the folder of text, created first if it is missing in the cache; None with other sources."""
         data = self._data
         if data.source != "text":
             return None
-        return open_text(data.path.expanduser()) if data.path else standard_text("wordpiece", data.vocabulary)
+        return open_text(data.path.expanduser()) if data.path else standard_library_text("wordpiece", data.vocabulary)
 
     @cached_property
     def _vocabulary(self) -> int:
-        """Of the model: as the recipe says, or as many tokens as the data has."""
+        """Return the size of the model's vocabulary: from the recipe, or the number of tokens of the data."""
         own = self._text.vocabulary if self._text else _PUBLISHED_VOCABULARY
         least = own if self._text else len(SPECIAL) + 1
         vocabulary = self._model.vocabulary or own
         if vocabulary < least:
-            raise UserError(
-                f"`workload.model.vocabulary` is {vocabulary:,}, but the data has {least:,} different tokens."
-            )
+            raise UserError(f"workload.model.vocabulary = {vocabulary}: expected at least the {least:,} of the data")
         return vocabulary
 
     def build_model(self) -> nn.Module:
@@ -134,11 +95,11 @@ class Workload:
         target, follows = batch["target"], batch["follows"]
         word_loss = cross_entropy_sum(words.flatten(0, 1), target.flatten(), UNUSED, keeps=not model.training)
         pair_losses = F.cross_entropy(pairs.flatten(0, 1), follows.flatten(), ignore_index=UNUSED, reduction="none")
-        # Numbers of masked tokens in (B, S) sequences.
+        # The number of masked tokens in each of the (B, S) sequences.
         owner = batch["sequence"].gather(1, batch["masked"].long())
         numbers = torch.arange(1, follows.shape[1] + 1, device=owner.device)
         each = ((owner[:, None] == numbers[None, :, None]) & (target >= 0)[:, None]).sum(-1)
-        # The host looks at the batch here: on an accelerator it waits for it.
+        # The host reads the batch here: on an accelerator it has to wait.
         count = int((target >= 0).sum())
         loss = word_loss + (pair_losses * each.flatten()).sum()
         if model.training:
@@ -156,7 +117,7 @@ class Workload:
         )
 
     def param_groups(self, model: nn.Module) -> list[ParamGroup]:
-        """Biases take neither weight decay nor a trust ratio; the weights of norms take no weight decay."""
+        """Group parameters: biases have neither weight decay nor a trust ratio, norm weights have no weight decay."""
         named = dict(model.named_parameters())
         biases = [name for name in named if name.endswith("bias")]
         norms = [name for name, param in named.items() if param.dim() == 1 and name not in biases]
@@ -177,7 +138,7 @@ class Workload:
         return {name: torch.from_numpy(buffer) for name, buffer in buffers.items()}
 
     def predict(self, model: nn.Module, outputs: Outputs, folder: Path) -> Prediction:
-        from podium.workloads.bert import predict  # draws with matplotlib, which takes long to import
+        from podium.workloads.bert import predict  # draws with matplotlib, which is slow to import
 
         given, got = outputs("test", predict.MAX_ROWS, predict.best_words)
         path = self.tokenizer_file()
@@ -200,7 +161,9 @@ class Workload:
         data = self._data
         if data.source == "tfrecord":
             if data.path is None:
-                raise UserError("`workload.data.source` is tfrecord: say where the files are by `workload.data.path`.")
+                raise UserError(
+                    "workload.data.path is missing: workload.data.source = tfrecord needs the folder of the files"
+                )
             return RecordRows(data.path.expanduser(), self._layout, self._vocabulary, split, data.max_samples)
         num_rows = None
         if self._text is not None:

@@ -6,14 +6,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from podium.data.cache import cache_folder
 from podium.errors import UserError, system_reason
+from podium.machine.cache_folder import cache_folder
 
 Kind = Literal["cifar10", "cifar100"]
 
 SIZE = 32
 _PIXELS = 3 * SIZE * SIZE
-#: files of the training and of the test set, label bytes in front of each image (the last one counts), classes
+#: files of the training and the test set, label bytes before each image (the last one is used), classes
 _LAYOUT: dict[Kind, tuple[tuple[str, ...], tuple[str, ...], int, int]] = {
     "cifar10": (tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",), 1, 10),
     "cifar100": (("train.bin",), ("test.bin",), 2, 100),
@@ -25,20 +25,20 @@ def num_classes(kind: Kind) -> int:
 
 
 def file_names(kind: Kind) -> tuple[str, ...]:
-    """All files of a set."""
+    """Return the names of all files of a set."""
     train, test, _, _ = _LAYOUT[kind]
     return (*train, *test)
 
 
 def kind_in(folder: Path) -> Kind | None:
-    """Which of the sets lies in a folder."""
+    """Return which of the sets a folder contains."""
     return next((kind for kind in _LAYOUT if (folder / file_names(kind)[0]).is_file()), None)
 
 
 def load(
     folder: Path | None, kind: Kind, part: Literal["train", "test"]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """(images (n, 32, 32, 3), labels) of one part, from a folder or from where `podium data fetch` puts them."""
+    """Load (images (n, 32, 32, 3), labels) of one part, from a folder or from where `podium data fetch` puts them."""
     where = folder or cache_folder("data", kind)
     train, test, num_labels, classes = _LAYOUT[kind]
     images, labels = [], []
@@ -47,13 +47,13 @@ def load(
         try:
             data = np.fromfile(path, np.uint8)
         except FileNotFoundError:
-            hint = "" if folder else f": `podium data fetch {kind}` gets it"
+            hint = "" if folder else f": run `podium data fetch {kind}`"
             raise UserError(f"{path} is missing{hint}") from None
         except OSError as error:
             raise UserError(f"{path} cannot be read: {system_reason(error)}") from error
         row = num_labels + _PIXELS
         if not len(data) or len(data) % row:
-            raise UserError(f"{path} is not a {kind} file: {len(data):,} bytes are no whole number of {row}-byte rows")
+            raise UserError(f"{path} is not a {kind} file: {len(data):,} bytes do not divide into rows of {row} bytes")
         rows = data.reshape(-1, row)
         found = rows[:, num_labels - 1]
         if found.max() >= classes:

@@ -1,6 +1,6 @@
 """EfficientNet B0 … B4 (Tan and Le 2019), also with groups of several channels and a smaller expansion.
 
-Padding is the same on all sides, as elsewhere in torch; the original, in TensorFlow, pads strided convolutions on one.
+Padding is symmetric, as usual in torch; the original, in TensorFlow, pads strided convolutions on one side only.
 """
 
 import math
@@ -10,9 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from podium.layers.norm import NormSection, build_norm
-from podium.workloads.cnn.model import CnnModel, Network
+from podium.layers.norm import build_norm
+from podium.layers.section import NormSection
+from podium.workloads.cnn.model import Network
 from podium.workloads.cnn.resnet import classifier, zero_last
+from podium.workloads.cnn.section import CnnModel
 
 
 class _Stage(NamedTuple):
@@ -27,7 +29,7 @@ _STAGES = (
     _Stage(192, 4, 2, 5), _Stage(320, 1, 1, 3),
 )  # fmt: skip
 _STEM, _HEAD = 32, 1280
-#: size -> how much wider, how much deeper, dropout before the classifier
+#: size -> width factor, depth factor, dropout before the classifier
 _SCALE = {
     "B0": (1.0, 1.0, 0.2),
     "B1": (1.0, 1.1, 0.2),
@@ -70,7 +72,7 @@ def efficientnet(section: CnnModel, num_classes: int) -> Network:
 
 
 class InvertedBlock(nn.Module):
-    """Widen, convolve in groups, weigh the channels, narrow; with the shortcut where shapes allow it."""
+    """An inverted bottleneck: expand, convolve in groups, excite, project; with a shortcut if shapes allow it."""
 
     def __init__(
         self,
@@ -108,7 +110,7 @@ class InvertedBlock(nn.Module):
 
 
 class Excitation(nn.Module):
-    """Channels weighed by what the whole image says of them."""
+    """Squeeze and excitation: weights each channel by a function of the channel means."""
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
@@ -135,7 +137,7 @@ def _convolution(
 
 
 def _rounded(channels: float) -> int:
-    """The nearest multiple of 8 that is not more than a tenth below."""
+    """Round to the nearest multiple of 8, but not to more than a tenth below."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 

@@ -1,7 +1,7 @@
-"""ResNet and ResNeXt (He et al. 2015, Xie et al. 2016), for images of ImageNet's and of CIFAR's size.
+"""ResNet and ResNeXt (He et al. 2015, Xie et al. 2016), for images of ImageNet and CIFAR size.
 
 ImageNet  7×7 stem and max-pool, then four stages of blocks with 64, 128, 256, 512 channels; size 50 and above
-          with bottlenecks, whose middle convolution has the stride (as everybody's has since 2017)
+          with bottlenecks, whose middle convolution has the stride (as is usual since 2017)
 CIFAR     3×3 stem, three stages with 16, 32, 64 channels; 6n + 2 layers; shortcuts without parameters
 """
 
@@ -10,11 +10,13 @@ from collections import OrderedDict
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from podium.layers.norm import NormSection, build_norm
+from podium.layers.norm import build_norm
 from podium.layers.residual import ResidualBlock
-from podium.workloads.cnn.model import CnnModel, Network
+from podium.layers.section import NormSection
+from podium.workloads.cnn.model import Network
+from podium.workloads.cnn.section import CnnModel
 
-#: blocks in each stage, and whether they are bottlenecks
+#: size -> blocks in each stage, and whether they are bottlenecks
 _STAGES: dict[int, tuple[tuple[int, ...], bool]] = {
     18: ((2, 2, 2, 2), False),
     34: ((3, 4, 6, 3), False),
@@ -106,13 +108,13 @@ def _bottleneck(norm: NormSection, channels: int, middle: int, out: int, stride:
 
 
 def zero_last(branch: nn.Sequential) -> None:
-    """The norm at the end of a branch begins at zero, where there is one."""
+    """Set the norm at the end of a branch to zero, if there is one."""
     if isinstance(weight := getattr(branch[-1], "weight", None), nn.Parameter):
         nn.init.zeros_(weight)
 
 
 def classifier(channels: int, num_classes: int, dropout: float) -> nn.Sequential:
-    """Mean over the image, then one linear layer."""
+    """Build the head: the mean over the image, then one linear layer."""
     layers: list[nn.Module] = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     if dropout:
         layers.append(nn.Dropout(dropout))
@@ -120,7 +122,7 @@ def classifier(channels: int, num_classes: int, dropout: float) -> nn.Sequential
 
 
 class PaddedShortcut(nn.Module):
-    """Every `stride`-th pixel, and zeros for the channels that come new: a shortcut without parameters."""
+    """A shortcut without parameters: every `stride`-th pixel, and zeros for the additional channels."""
 
     def __init__(self, stride: int, num_new: int) -> None:
         super().__init__()

@@ -1,24 +1,24 @@
-"""Rendered images to learn from with no download: ten classes of shapes and textures, 32 × 32 in colour.
+"""Rendered images that need no download: ten classes of shapes and textures, 32 × 32 in colour.
 
-Sample i is a function of (seed, i): its class, place, size, angle, two colours and noise are drawn from there.
+Sample i is a function of (seed, i), from which its class, position, size, angle, two colours and noise are drawn.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from podium.data import draws
-from podium.data.arrays import ArraySource
+from podium.data.sources.arrays import ArraySource
+from podium.machine import counter_rng
 
 CLASSES = ("disc", "ring", "square", "triangle", "cross", "crescent", "stripes", "checks", "dots", "rays")
 SIZE = 32
 _BLOCK = 512
-_EDGE = 1.5 * 2 / SIZE  # a border is about one and a half pixels wide
+_EDGE = 1.5 * 2 / SIZE  # edges are about one and a half pixels wide
 
 Plane = NDArray[np.floating]
 
 
 def rendered(samples: range, seed: int) -> ArraySource:
-    """The samples of these numbers, as `image` (32, 32, 3) bytes and `label`."""
+    """Return the samples with these numbers, as `image` (32, 32, 3) bytes and `label`."""
     image = np.empty((len(samples), SIZE, SIZE, 3), np.uint8)
     label = np.empty(len(samples), np.int64)
     for first in range(0, len(samples), _BLOCK):
@@ -28,9 +28,9 @@ def rendered(samples: range, seed: int) -> ArraySource:
 
 
 def render(samples: NDArray[np.int64], seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """(images, labels) of some samples; any subset gives the same ones."""
+    """Return (images, labels) of some samples; a sample does not depend on the others."""
     num = len(samples)
-    uniform = draws.uniforms(draws.key("shapes", seed), samples, 16).astype(np.float32)
+    uniform = counter_rng.uniforms(counter_rng.key("shapes", seed), samples, 16).astype(np.float32)
     label = np.minimum((uniform[:, 0] * len(CLASSES)).astype(np.int64), len(CLASSES) - 1)
     u, v = _turned(uniform[:, 1:5])
     mask = np.empty((num, SIZE, SIZE), np.float32)
@@ -40,14 +40,14 @@ def render(samples: NDArray[np.int64], seed: int) -> tuple[NDArray[np.uint8], ND
     ground, ink = _colours(uniform[:, 6:12])
     shade = (uniform[:, 12, None, None] - 0.5) * u * 0.3  # light falls from one side
     image = ground[:, None, None] + mask[..., None] * (ink - ground)[:, None, None] + shade[..., None]
-    noise = draws.words(draws.key("shapes", "noise", seed), samples, SIZE * SIZE * 3 // 8).view(np.int8)
+    noise = counter_rng.words(counter_rng.key("shapes", "noise", seed), samples, SIZE * SIZE * 3 // 8).view(np.int8)
     strength = (0.02 + 0.13 * uniform[:, 13]) / 64
     image += noise.reshape(image.shape) * strength[:, None, None, None]
     return (np.clip(image, 0, 1) * 255).astype(np.uint8), label
 
 
 def _turned(uniform: Plane) -> tuple[Plane, Plane]:
-    """Coordinates of the pixels as each shape sees them: moved, turned, and in units of its size."""
+    """Return pixel coordinates in the frame of each shape: shifted, rotated, and in units of its size."""
     axis = (np.arange(SIZE, dtype=np.float32) + 0.5) * (2 / SIZE) - 1
     x = axis[None, None, :] - (uniform[:, 0, None, None] - 0.5) * 0.7
     y = axis[None, :, None] - (uniform[:, 1, None, None] - 0.5) * 0.7
@@ -58,14 +58,14 @@ def _turned(uniform: Plane) -> tuple[Plane, Plane]:
 
 
 def _colours(uniform: Plane) -> tuple[Plane, Plane]:
-    """Two colours apart enough to be told apart."""
+    """Return two colours that are clearly different."""
     ground, ink = uniform[:, :3], uniform[:, 3:]
     apart = np.abs(ink - ground).max(axis=1, keepdims=True)
     return ground, np.where(apart < 0.35, (ground + 0.5) % 1, ink)
 
 
 def _filled(distance: Plane) -> Plane:
-    """1 inside (distance below zero), 0 outside, a soft edge between."""
+    """Return 1 inside (distance below zero) and 0 outside, with a soft edge between."""
     return np.clip(0.5 - distance / (2 * _EDGE), 0, 1)
 
 

@@ -1,35 +1,30 @@
 """Image classifiers: ResNet, ResNeXt, EfficientNet on CIFAR, ImageNet, rendered shapes or random images."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from podium.data.arrays import Arrays, ArraySource, Source, Starting
-from podium.data.arrays import Field as ArrayField
-from podium.data.generated import GeneratedSource
+from podium.contract import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
+from podium.data.source import Arrays, Source
+from podium.data.source import Field as ArrayField
+from podium.data.sources.arrays import ArraySource
+from podium.data.sources.generated import GeneratedSource
+from podium.data.sources.subset import subset
 from podium.errors import UserError
-from podium.schema import Section
-from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
+from podium.recipe.section import Section
 from podium.workloads.cnn import cifar, shapes
-from podium.workloads.cnn.augment import (
-    AugmentSection,
-    Images,
-    InputSection,
-    Spread,
-    mixed_cross_entropy,
-    normalised_rows,
-)
-from podium.workloads.cnn.model import CnnModel, Network, build_network
-from podium.workloads.splits import Part, part_of, samples_of
+from podium.workloads.cnn.augment import Images, Spread, mixed_cross_entropy, normalised_rows
+from podium.workloads.cnn.model import Network, build_network
+from podium.workloads.cnn.section import CnnData, CnnModel, Format
+from podium.workloads.published_splits import Part, last_held_out, num_held_out, part_of, spread_held_out
 
-if TYPE_CHECKING:  # loads what decodes images
-    from podium.data.images import ImageSource
+if TYPE_CHECKING:  # imports the image decoders
+    from podium.data.images.source import ImageSource
 
 _CIFAR_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _IMAGENET_SIZE, _IMAGENET_CLASSES, _IMAGENET_SAMPLES = 224, 1000, {"train": 1_281_167, "test": 50_000}
@@ -43,40 +38,9 @@ _SMALL_PADDING = 4
 _TOP = 5
 _MAX_SHOWN = 10_000
 
-Format = Literal["cifar10", "cifar100", "tfrecord", "folder"]
-
-
-class CnnData(Section):
-    """`workload.data` of cnn."""
-
-    #: simulated: rendered shapes; files: see `format`; generated: random images, for speed
-    source: Literal["simulated", "files", "generated"] = "simulated"
-    #: folder with the files; cifar10 and cifar100 by default where `podium data fetch` puts them
-    path: Path | None = None
-    #: of the files; auto: as found in `path`
-    format: Format | Literal["auto"] = "auto"
-    #: side of the images; null: 32 with simulated and CIFAR images, else 224. JPEG files are cut out and scaled to it
-    image_size: PositiveInt | None = None
-    #: JPEG files for validation: the shorter side is scaled to this before the centre is cut out; null: 8/7 of the size
-    resize: PositiveInt | None = None
-    #: 0: the test set is the valid split; otherwise the last so many training samples
-    valid_samples: NonNegativeInt = 0
-    #: at most so many samples of each split
-    max_samples: PositiveInt | None = None
-    #: simulated, generated: how many there are of each, and what they are drawn from
-    samples: PositiveInt = 10_000
-    test_samples: PositiveInt = 2_000
-    sample_seed: Annotated[int, Field(ge=0)] = 0
-    #: JPEG files: keep what was read once in memory, or in a file of the cache folder
-    cache: Literal["none", "memory", "disk"] = "none"
-    #: JPEG files: threads that decode; null: as many as there are cores
-    decode_threads: PositiveInt | None = None
-    augment: AugmentSection = AugmentSection()
-    input: InputSection = InputSection()
-
 
 class Workload:
-    """The contract of `podium.workloads.base` for cnn."""
+    """The cnn workload; `podium.contract` documents its members."""
 
     ModelSection: ClassVar[type[Section]] = CnnModel
     DataSection: ClassVar[type[Section]] = CnnData
@@ -91,7 +55,7 @@ class Workload:
         self._size = data.image_size or (shapes.SIZE if small else _IMAGENET_SIZE)
         if small_data and self._size != shapes.SIZE:
             raise UserError(
-                f"`workload.data.image_size` is {self._size}, but these images have a side of {shapes.SIZE}."
+                f"workload.data.image_size = {self._size}: expected {shapes.SIZE}, the side of these images"
             )
         self._num_classes = model.num_classes or self._classes_in_data(small)
         kind = "simulated" if data.source == "simulated" else "cifar" if small else "imagenet"
@@ -122,7 +86,7 @@ class Workload:
             mixed = self._images.varied(batch["image"], label)
             return Loss(mixed_cross_entropy(model(mixed.image), mixed, smoothing), count)
         output = model(*self.inputs(batch)).float()
-        # Without smoothing: what is validated is how sure the model is of the true class.
+        # Without smoothing: validation measures how confident the model is in the true class.
         loss = nn.functional.cross_entropy(output, label, reduction="sum")
         metrics = {"accuracy": ((output.argmax(dim=1) == label).sum(dtype=torch.float32), count)}
         if self._num_classes > 2 * _TOP:
@@ -144,7 +108,7 @@ class Workload:
         }
 
     def predict(self, model: nn.Module, outputs: Outputs, folder: Path) -> Prediction:
-        from podium.workloads import classified  # draws with matplotlib, which takes long to import
+        from podium.workloads import classifier_report  # draws with matplotlib, which is slow to import
 
         given, got = outputs("test", _MAX_SHOWN)
         images = given["image"]
@@ -152,7 +116,7 @@ class Workload:
             scale, shift = self._spread.factors()
             raw = (images - shift) / scale + 0.5 if self._data.input.normalise == "host" else images
             images = np.clip(raw, 0, 255).astype(np.uint8)
-        return classified.predict(images, given["label"], got["output"], self._class_names(), folder, "logits")
+        return classifier_report.predict(images, given["label"], got["output"], self._class_names(), folder, "logits")
 
     # --- samples ------------------------------------------------------------------------------------------------------
 
@@ -164,12 +128,12 @@ class Workload:
             return data.format
         if data.path is None:
             raise UserError(
-                "`workload.data.source` is files: say where they are by `workload.data.path`, or what they are by "
-                "`workload.data.format` (cifar10 and cifar100 are found where `podium data fetch` puts them)."
+                "workload.data.path is missing: workload.data.source = files needs it, or workload.data.format = "
+                "cifar10 or cifar100 for files downloaded by `podium data fetch`"
             )
         folder = data.path.expanduser()
         if not folder.is_dir():
-            raise UserError(f"`workload.data.path` is {folder}, but there is no such folder.")
+            raise UserError(f"workload.data.path = {folder}: expected a folder that exists")
         if kind := cifar.kind_in(folder):
             return kind
         if any(folder.glob("train-*-of-*")):
@@ -178,7 +142,7 @@ class Workload:
             return "folder"
         raise UserError(
             f"{folder} holds neither CIFAR files, nor TFRecord shards (train-00000-of-01024), nor a folder `train` "
-            "with one folder of images for each class."
+            "with one folder of images for each class"
         )
 
     def _classes_in_data(self, small: bool) -> int:
@@ -196,45 +160,69 @@ class Workload:
 
     def _open(self, split: Split) -> Source:
         data = self._data
-        part = part_of(split, data.valid_samples)
-        if part not in self._parts:
-            self._parts[part] = self._whole(part)
-        whole = self._parts[part]
-        part_class = _StartingPart if isinstance(whole, Starting) else _Part
-        return part_class(whole, samples_of(split, len(whole), data.valid_samples, data.max_samples))
+        numbers: NDArray[np.int64]
+        if data.valid_samples is None and self._format is None:  # any number can be drawn
+            whole = self._whole(split)
+            numbers = np.arange(len(whole))
+        else:
+            held_out = 0 if split == "test" else self._num_held_out()
+            part = part_of(split, held_out)
+            if part not in self._parts:
+                self._parts[part] = self._whole(part)
+            whole = self._parts[part]
+            choose = spread_held_out if self._format == "folder" else last_held_out
+            numbers = np.asarray(choose(split, len(whole), held_out))
+        return subset(whole, numbers[: data.max_samples])
 
-    def _whole(self, part: Part) -> Source:
-        """All samples of the training or test set."""
+    def _num_held_out(self) -> int:
+        """Return how many training samples are held out for validation."""
+        wanted = self._data.valid_samples
+        if wanted is None and self._format in ("tfrecord", "folder"):  # these have a validation set
+            wanted = 0
+        if wanted == 0:
+            return 0
+        if "train" not in self._parts:
+            self._parts["train"] = self._whole("train")
+        return num_held_out(wanted, len(self._parts["train"]))
+
+    def _drawn_numbers(self, split: Split) -> range:
+        """Return the numbers of simulated or generated samples; each split has its own."""
+        data = self._data
+        if split == "train":
+            return range(data.samples)
+        first = data.samples + (data.test_samples if split == "test" and data.valid_samples is None else 0)
+        return range(first, first + data.test_samples)
+
+    def _whole(self, part: Split) -> Source:
+        """Return all samples of a set."""
         data = self._data
         if data.source == "generated":
             return self._generated(part)
         if self._format in ("tfrecord", "folder"):
-            return self._delivered(self._jpeg(part, self._num_classes))
+            return self._delivered(self._jpeg("train" if part == "train" else "test", self._num_classes))
         if data.source == "simulated":
-            # Test samples are numbered after the training samples: the same kind, not the same ones.
-            samples = range(data.samples) if part == "train" else range(data.samples, data.samples + data.test_samples)
-            source = shapes.rendered(samples, data.sample_seed)
+            source = shapes.rendered(self._drawn_numbers(part), data.sample_seed)
             image, label = source.arrays["image"], source.arrays["label"]
         else:
             folder = data.path.expanduser() if data.path else None
-            image, label = cifar.load(folder, cast(cifar.Kind, self._format), part)
+            image, label = cifar.load(folder, cast(cifar.Kind, self._format), "train" if part == "train" else "test")
         if label.max() >= self._num_classes:
             raise UserError(
-                f"`workload.model.num_classes` is {self._num_classes}, but the data has the label {label.max()}."
+                f"workload.model.num_classes = {self._num_classes}: expected more than {label.max()}, the largest label"
             )
         return self._delivered(ArraySource({"image": image, "label": label}))
 
-    def _generated(self, part: Part) -> Source:
+    def _generated(self, part: Split) -> Source:
         data = self._data
         side = (self._size, self._size, 3)
         fields = {"image": ArrayField(side, np.uint8), "label": ArrayField((), np.int64)}
-        first, num = (0, data.samples) if part == "train" else (data.samples, data.test_samples)
+        numbers = self._drawn_numbers(part)
         ranges = {"label": (0, self._num_classes), "image": (0, 256)}
-        source = GeneratedSource(fields, num, ranges=ranges, seed=data.sample_seed, first_sample=first)
+        source = GeneratedSource(fields, len(numbers), ranges=ranges, seed=data.sample_seed, first_sample=numbers.start)
         return self._delivered(source)
 
     def _jpeg(self, part: Part, num_classes: int | None = None) -> "ImageSource":
-        from podium.data import images
+        from podium.data.images import source as images
 
         data = self._data
         build = images.tfrecord_source if self._format == "tfrecord" else images.folder_source
@@ -265,31 +253,8 @@ class Workload:
         return names if len(names) == self._num_classes else tuple(map(str, range(self._num_classes)))
 
 
-class _Part:
-    """Some consecutive samples of a source."""
-
-    def __init__(self, whole: Source, samples: range) -> None:
-        self.fields = whole.fields
-        self._whole, self._samples = whole, samples
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def gather(self, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None) -> None:
-        self._whole.gather(samples + self._samples.start, out, places)
-
-
-class _StartingPart(_Part):
-    """The same of a source that gathers in the background."""
-
-    def begin(
-        self, samples: NDArray[np.int64], out: Arrays, places: NDArray[np.int64] | None = None
-    ) -> Callable[[], None]:
-        return cast(Starting, self._whole).begin(samples + self._samples.start, out, places)
-
-
 class _Floats:
-    """Images as floats instead of bytes, normalised where `spread` is given."""
+    """A source of images as floats instead of bytes, normalised if `spread` is given."""
 
     def __init__(self, source: Source, spread: Spread | None) -> None:
         self._source, self._spread = source, spread

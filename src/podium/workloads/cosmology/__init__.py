@@ -1,0 +1,1 @@
+"""Predicts hydrodynamic fields in a volume from N-body fields."""

@@ -1,92 +1,41 @@
 """Cosmology data: boxes in the published layout, simulated ones in the cache, and the generated form.
 
-Owns `workload.data`. A box is one HDF5 file with two datasets of single precision:
+A box is one HDF5 file with two datasets of single precision:
 
     Nbody (4, N, N, N)   density and the three velocities of the dark matter
     Hydro (5, N, N, N)   density, temperature and the three velocities of the gas
 
-Samples are cubes of `crop` cells a side, cut out of a periodic box at random places; training ones are turned too.
+Samples are cubes of `crop` cells a side, cropped from a periodic box at random positions; in training also rotated.
 """
 
 from pathlib import Path
-from typing import Literal, Self
 
 import numpy as np
-from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from podium.data.arrays import Field, Source
-from podium.data.cache import cache_folder
-from podium.data.generated import GeneratedSource
-from podium.data.hdf5 import open_hdf5
-from podium.data.made import made_once
-from podium.data.shown import say
-from podium.data.volumes import VolumeArray, VolumeCrops
+from podium.contract import Split
+from podium.data.source import Field, Source
+from podium.data.sources.generated import GeneratedSource
+from podium.data.sources.hdf5 import open_hdf5
+from podium.data.volumes.crops import VolumeArray, VolumeCrops
 from podium.errors import UserError
-from podium.schema import Section
-from podium.workloads.base import Split
+from podium.machine.atomic_files import create_once
+from podium.machine.cache_folder import cache_folder
+from podium.ui.console import say
 from podium.workloads.cosmology.make import simulate_shown
 from podium.workloads.cosmology.model import NUM_INPUTS, NUM_OUTPUTS
+from podium.workloads.cosmology.section import CosmologyData
 
-#: Channels of the gas, by what metrics and tables call them; the components of the velocity count as one.
+#: Channels of the gas by their names in metrics and tables; the components of the velocity count as one.
 FIELDS = {"density": slice(0, 1), "temperature": slice(1, 2), "velocity": slice(2, 5)}
 #: `vectors`: channels that are the components of a vector along x, y, z
 _NBODY = VolumeArray("Nbody", NUM_INPUTS, vectors=((1, 2, 3),))
 _HYDRO = VolumeArray("Hydro", NUM_OUTPUTS, vectors=((2, 3, 4),))
-#: Generated fields, about as scaled ones lie: most of the gas is warm, so that predicting 0 is not the best yet.
+#: Generated fields resemble scaled ones: most of the gas is warm, so that predicting 0 is not already the best.
 _RANGES = {"nbody": (-1.0, 1.0), "hydro": (-0.2, 0.8)}
 
 
-class AugmentSection(Section):
-    """How training crops are varied beyond where they are cut."""
-
-    #: one of the 48 rotations and reflections of the cube, drawn for every crop
-    turn: bool = True
-    #: velocities are turned with the box; false: components stay as they are, as the published training has it
-    vectors: bool = True
-
-
-class CosmologyData(Section):
-    """`workload.data` of cosmology."""
-
-    #: files: boxes in the published layout; simulated: made once, kept in the cache; generated: random numbers
-    source: Literal["files", "simulated", "generated"] = "simulated"
-    #: files, simulated: boxes are read into memory, or crops from the file as they are needed. synthetic: no boxes but
-    #: random numbers, as source generated has it
-    mode: Literal["memory", "disk", "synthetic"] = "memory"
-    #: files: folder of the boxes
-    path: Path | None = None
-    #: files: names in that folder; null for test: test.h5 where it is there, else the box for validation
-    train_file: Path = Path("train.h5")
-    valid_file: Path = Path("valid.h5")
-    test_file: Path | None = None
-    #: cells along a side of a sample
-    crop: PositiveInt = 64
-    #: simulated: cells along a side of the box for training; those for validation and test have half as many
-    size: PositiveInt = 128
-    #: what simulated boxes, places and turns of crops, and generated fields are drawn from
-    seed: NonNegativeInt = 1
-    #: crops in an epoch of training; for validation, and for test
-    samples: PositiveInt = 65_536
-    valid_samples: PositiveInt = 8_192
-    augment: AugmentSection = AugmentSection()
-
-    @property
-    def is_random(self) -> bool:
-        """Whether samples are random numbers, and nothing is read."""
-        return self.source == "generated" or self.mode == "synthetic"
-
-    @model_validator(mode="after")
-    def _only_what_is_used(self) -> Self:
-        # Training on another box than the one that was named would go unnoticed.
-        if self.source == "simulated" and self.path is not None:
-            raise ValueError(
-                "path goes with source: files, but source is simulated; set source to files, or path to null"
-            )
-        return self
-
-
 class CosmologySamples:
-    """The samples of a `workload.data` section, opened split by split as they are asked for."""
+    """The samples of a `workload.data` section; each split is opened on first use."""
 
     def __init__(self, section: CosmologyData) -> None:
         self.section = section
@@ -100,7 +49,7 @@ class CosmologySamples:
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Of one sample; known without opening anything."""
+        """Return the fields of one sample; known without opening any file."""
         cube = (self.section.crop,) * 3
         return {"nbody": Field((NUM_INPUTS, *cube), np.float32), "hydro": Field((NUM_OUTPUTS, *cube), np.float32)}
 
@@ -124,7 +73,7 @@ class CosmologySamples:
         )
 
     def cell_mpc(self, split: Split) -> float | None:
-        """Side of a cell in Mpc/h, of boxes that say so: those of Podium's simulator, whose units are known."""
+        """Return the side of a cell in Mpc/h, if the box records it, as Podium's simulator does; otherwise None."""
         if self.section.is_random:
             return None
         with open_hdf5(self.file(split)) as file:
@@ -133,16 +82,14 @@ class CosmologySamples:
             return float(file.attrs["box_mpc_per_h"]) / int(file["Nbody"].shape[-1])
 
     def file(self, split: Split) -> Path:
-        """The box of a split. Makes simulated ones if they do not exist yet."""
+        """Return the box of a split; simulate it first if necessary."""
         section = self.section
         if section.source == "simulated":
             if self._folder is None:
                 self._folder = simulated_folder(section.size, section.seed)
             return self._folder / f"{split}.h5"
         if section.path is None:
-            raise UserError(
-                "`workload.data.source` is files, but `workload.data.path` does not say which folder they are in."
-            )
+            raise UserError("workload.data.path is missing: workload.data.source = files needs the folder of the files")
         folder = section.path.expanduser()
         if split == "test":
             own = folder / (section.test_file or "test.h5")
@@ -151,11 +98,11 @@ class CosmologySamples:
 
 
 def simulated_folder(size: int, seed: int) -> Path:
-    """The folder of simulated boxes in the cache, made now if it is not there."""
-    from podium.workloads.cosmology import simulate  # compiles when first used: not wanted for files
+    """Return the folder of simulated boxes in the cache; simulate them first if they are missing."""
+    from podium.workloads.cosmology.simulator import simulate  # compiles on first use, which files do not need
 
     folder = cache_folder("cosmology", f"v{simulate.VERSION}-seed{seed}-{size}")
     if folder.is_dir():
         say(f"Simulated boxes: {size}³ cells for training, kept in {folder}")
         return folder
-    return made_once(folder, lambda aside: simulate_shown(aside, size, seed=seed), "The simulated boxes")
+    return create_once(folder, lambda aside: simulate_shown(aside, size, seed=seed), "The simulated boxes")

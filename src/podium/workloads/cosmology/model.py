@@ -1,59 +1,36 @@
-"""The U-Net: from the fields of dark matter to those of the gas. A plain single-device module. Owns `workload.model`.
+"""The U-Net: predicts the fields of the gas from those of dark matter. A plain single-device module.
 
-Shapes of the full model for crops of 64³, n samples; a side halves with every block down and doubles with every one up:
+Shapes of the full model for n crops of 64³; the side halves with every block down and doubles with every block up:
 
     (n, 4, 64³) -> down 1 (n, 64, 32³) -> 2 (n, 128, 16³) -> 3 (n, 256, 8³) -> 4 (n, 512, 4³) -> 5 (n, 512, 2³)
                 -> down 6 (n, 512, 1³)
                 -> up 6 (n, 512, 2³) -> up 5 (n, 512, 4³) -> 4 (n, 256, 8³) -> 3 (n, 128, 16³) -> 2 (n, 64, 32³)
                 -> up 1 (n, 5, 64³)
 
-Where activations stand: a block down is convolution, LeakyReLU with slope 0.2; a block up is transposed convolution,
-ReLU, and the last one tanh. What a block down gives, after its activation, goes to the next one and, joined before the
-channels of what comes from below, into the block up of its own scale. There is no normalisation and no dropout.
+A block down is a convolution and LeakyReLU with slope 0.2; a block up is a transposed convolution and ReLU, in the last
+one tanh. The output of a block down, after its activation, goes to the next block and, concatenated before the channels
+that come from below, to the block up of its own scale. There is no normalisation and no dropout.
 """
 
-from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, cat, nn
 
 from podium.errors import UserError
-from podium.schema import Section
+from podium.workloads.cosmology.section import CosmologyModel
 
 #: density and three velocities of the dark matter; density, temperature and three velocities of the gas
 NUM_INPUTS, NUM_OUTPUTS = 4, 5
-#: channels of each block down, in widths
-_MULTIPLES = (1, 2, 4, 8, 8, 8)
 _KERNEL, _STRIDE, _PADDING = 4, 2, 1
 _SLOPE = 0.2
 _INIT_STD = 0.02
 
 
-class CosmologyModel(Section):
-    """`workload.model` of cosmology. The defaults are the published model."""
-
-    #: channels of the first block; the others have 2, 4, 8, 8 and 8 times as many
-    width: PositiveInt = 64
-    #: six scales; false: five, without the innermost one
-    full_scale: bool = True
-    #: the loss is the L1 of the scaled fields, and so many times the L1 of the density taken back to real units
-    lambda_rho: NonNegativeFloat = 0.0
-
-    @property
-    def num_scales(self) -> int:
-        return len(_MULTIPLES) if self.full_scale else len(_MULTIPLES) - 1
-
-    @property
-    def channels(self) -> tuple[int, ...]:
-        """Of what every block down gives, from the outermost."""
-        return tuple(self.width * multiple for multiple in _MULTIPLES[: self.num_scales])
-
-
 class Block(nn.Module):
-    """One scale, down or up. Takes and gives a stack of tensors, so that a pipeline can cut after any of them: below
-    are the outputs of blocks down that a block up still waits for, on top is what the next block works on."""
+    """One scale, down or up. Takes and returns a stack of tensors, so that a pipeline can split after any block: at the
+    bottom are the outputs of blocks down that blocks up still need, on top is the input of the next block."""
 
 
 class Down(Block):
-    """Halves the side. `keep`: what it works on is an output that a block up needs, and stays on the stack."""
+    """Halves the side. `keep`: its input is needed by a block up, and stays on the stack."""
 
     def __init__(self, num_in: int, num_out: int, *, keep: bool) -> None:
         super().__init__()
@@ -67,7 +44,7 @@ class Down(Block):
 
 
 class Up(Block):
-    """Doubles the side. `join`: the output of the block down of its scale is joined to what comes from below."""
+    """Doubles the side. `join`: the output of the block down of its scale is concatenated with its input."""
 
     def __init__(self, num_in: int, num_out: int, activation: nn.Module, *, join: bool) -> None:
         super().__init__()
@@ -85,7 +62,7 @@ class Up(Block):
 
 
 class UNet(nn.Module):
-    """(n, 4, crop, crop, crop) to (n, 5, crop, crop, crop), each value between -1 and 1."""
+    """Maps (n, 4, crop, crop, crop) to (n, 5, crop, crop, crop), with values between -1 and 1."""
 
     def __init__(self, section: CosmologyModel) -> None:
         super().__init__()
@@ -117,19 +94,19 @@ class UNet(nn.Module):
         return hydro
 
     def stages(self) -> list[tuple[str, nn.Module]]:
-        """All blocks in order, numbered by their scale from the outermost."""
+        """Return all blocks in order, numbered by scale from the outermost."""
         down = [(f"down {scale}", block) for scale, block in enumerate(self.down, start=1)]
         up = [(f"up {scale}", block) for scale, block in zip(range(len(self.up), 0, -1), self.up, strict=True)]
         return [*down, *up]
 
 
 def build_network(section: CosmologyModel, crop: int) -> UNet:
-    """The model for cubes of `crop` cells a side, its weights drawn from torch's default generator."""
+    """Build the model for cubes of `crop` cells a side; its weights come from torch's default generator."""
     least = 2**section.num_scales
     if crop % least:
         raise UserError(
-            f"`workload.data.crop` is {crop}, but the {section.num_scales} scales of the U-Net halve it "
-            f"{section.num_scales} times: take a multiple of {least}"
-            + (", or of 32 with `workload.model.full_scale` = false." if section.full_scale else ".")
+            f"workload.data.crop = {crop}: expected a multiple of {least}"
+            + (", or of 32 with workload.model.full_scale = false" if section.full_scale else "")
+            + f", as the U-Net halves it {section.num_scales} times"
         )
     return UNet(section)

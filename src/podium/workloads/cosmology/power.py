@@ -1,4 +1,4 @@
-"""Power spectrum of a field in a periodic box: for the tests of the simulator, and for predictions against targets."""
+"""Power spectrum of a field in a periodic box, for tests of the simulator and to compare predictions with targets."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ Floats = NDArray[np.float64]
 
 
 def power_spectrum(field: NDArray, box: float) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """k, P(k) and the number of modes, in shells one fundamental mode 2π/box wide, up to the mesh's own limit.
+    """Return k, P(k) and the number of modes, in shells one fundamental mode 2π/box wide, up to the Nyquist limit.
 
     `field` is (N, N, N) and periodic; its mean does not matter. k is the mean of the modes in a shell, in units of
     1/box; P in units of box³ (a density contrast has no unit of its own).
@@ -17,7 +17,7 @@ def power_spectrum(field: NDArray, box: float) -> tuple[Floats, Floats, NDArray[
     modes = np.fft.rfftn(np.asarray(field, np.float32))
     full = np.fft.fftfreq(size, 1 / size)
     half = np.arange(size // 2 + 1)
-    # The transform holds one of k and −k; the planes that are their own mirror hold both.
+    # The transform holds one of k and −k; the planes that are their own mirror images hold both.
     own_mirror = (half == 0) | (2 * half == size)
     counts = np.broadcast_to(np.where(own_mirror, 1, 2), modes.shape)
     num_shells = size // 2

@@ -1,5 +1,5 @@
-"""What a person looks at after training: slices, distributions and power spectra of predicted against true gas, and
-what the loss is worth beside guesses that need no model. Called by `Workload.predict`.
+"""The report after training: slices, distributions and power spectra of predicted and true gas, and the loss compared
+with guesses that need no model. Called by `Workload.predict`.
 
 Arrays are (n, channel, x, y, z), scaled as in the files; n crops.
 """
@@ -15,25 +15,25 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from podium.table import Table
-from podium.workloads import figures
-from podium.workloads.base import Picture, Prediction
+from podium.contract import Picture, Prediction
+from podium.ui import figures
+from podium.ui.table import Table
 from podium.workloads.cosmology.data import FIELDS
 from podium.workloads.cosmology.power import power_spectrum
 from podium.workloads.cosmology.scales import DENSITY_LOG, TEMPERATURE_LOG, VELOCITY_SCALE_KM_S, to_density
 
-#: More cells than this change nothing that can be seen, and their fields take memory.
+#: More cells would make no visible difference, and their fields take memory.
 _MAX_CELLS = 1 << 22
-#: from scaled values to powers of ten
+#: factor from scaled values to powers of ten
 _DENSITY_DEX, _TEMPERATURE_DEX = DENSITY_LOG / np.log(10), TEMPERATURE_LOG / np.log(10)
 _DIFFERENCE = "RdBu_r"
-#: Colours leave out so much at either end: a few cells would otherwise decide what all the others look like.
+#: Colour scales ignore this share at either end: otherwise a few cells would determine how all others look.
 _OUTLIERS_PERCENT = 0.5
 _NUM_BINS = 80
 
 
 def max_samples(crop: int) -> int:
-    """How many crops to predict."""
+    """Return how many crops to predict."""
     return max(4, _MAX_CELLS // crop**3)
 
 
@@ -46,25 +46,25 @@ def predict(
     lambda_rho: float = 0.0,
     cell_mpc: float | None = None,
 ) -> Prediction:
-    """Writes the pictures into `folder`. `cell_mpc` is the side of a cell in Mpc/h, of boxes whose units are known."""
+    """Write the pictures to `folder`. `cell_mpc` is the side of a cell in Mpc/h, if the units of the box are known."""
     crops = f"{len(target):,} test crops of {target.shape[-1]}³ cells"
     with figures.style():
         pictures = [
             Picture(
                 "Slices",
                 _draw_slices(nbody, target, output, folder / "slices.png", cell_mpc),
-                "One plane of the crop whose error is the median of all. Columns share their colours where they share "
-                "a bar; convergence is the flow of dark matter into a cell, which heats the gas.",
+                "One plane of the crop with the median error. Columns that share a colour bar share their colours; "
+                "convergence is the flow of dark matter into a cell, which heats the gas.",
             ),
             Picture(
                 "Distributions",
                 _draw_distributions(target, output, folder / "distributions.png", known=cell_mpc is not None),
-                f"All cells of {crops}. Below: how temperature goes with density, colours by the number of cells.",
+                f"All cells of {crops}. Below: temperature against density, coloured by the number of cells.",
             ),
             Picture(
                 "Power spectrum of the gas density",
                 _draw_power(nbody, target, output, folder / "power.png", cell_mpc),
-                f"Mean over {crops}, faded out towards their faces. Below 1: structure of that size is missing.",
+                f"Mean over {crops}, tapered towards their faces. A ratio below 1: structure of that size is missing.",
             ),
         ]
     return Prediction(
@@ -76,14 +76,14 @@ def predict(
 
 
 def guesses(nbody: NDArray[np.float32], target: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-    """Predictions without a model: the dark matter's density and velocities as the gas's, and every field's mean."""
+    """Return predictions without a model: density and velocities of the dark matter copied, and every field's mean."""
     mean = np.broadcast_to(target.mean(axis=(0, 2, 3, 4), dtype=np.float64)[:, None, None, None], target.shape)
     copied = np.concatenate([nbody[:, :1], mean[:, 1:2], nbody[:, 1:]], axis=1, dtype=np.float32)
     return {"copying the N-body fields": copied, "predicting the mean": mean.astype(np.float32)}
 
 
 def losses(target: NDArray[np.float32], output: NDArray[np.float32], lambda_rho: float) -> dict[str, float]:
-    """The loss as training has it, and the L1 of every field."""
+    """Return the loss as in training, and the L1 of every field."""
     error = np.abs(output - target)
     found = {name: float(error[:, channels].mean(dtype=np.float64)) for name, channels in FIELDS.items()}
     loss = float(error.mean(dtype=np.float64))
@@ -94,7 +94,7 @@ def losses(target: NDArray[np.float32], output: NDArray[np.float32], lambda_rho:
 
 
 def correlations(target: NDArray[np.float32], output: NDArray[np.float32]) -> dict[str, float]:
-    """Pearson's coefficient over all cells, field by field; nan where one of them does not vary."""
+    """Return Pearson's coefficient over all cells, by field; nan if one of the two is constant."""
     found = {}
     for name, channels in FIELDS.items():
         parts = []
@@ -110,18 +110,18 @@ def correlations(target: NDArray[np.float32], output: NDArray[np.float32]) -> di
 def loss_table(
     nbody: NDArray[np.float32], target: NDArray[np.float32], output: NDArray[np.float32], lambda_rho: float
 ) -> Table:
-    """The run's loss and that of the guesses."""
+    """Compare the loss of the run with those of the guesses."""
     rows = [
         [name, *(f"{value:.3e}" for value in losses(target, fields, lambda_rho).values())]
         for name, fields in {"this run": output, **guesses(nbody, target)}.items()
     ]
     return Table(
-        "Loss beside guesses",
+        "Loss compared with simple guesses",
         ["prediction", "loss", *FIELDS],
         rows,
         "Mean |difference| of scaled fields"
-        + (f"; the loss has {lambda_rho:g} times that of the density in real units on top" if lambda_rho else "")
-        + ". Copying takes density and velocities from the dark matter, and the mean for the temperature.",
+        + (f"; the loss adds {lambda_rho:g} times that of the density in real units" if lambda_rho else "")
+        + ". Copying uses density and velocities of the dark matter, and the mean temperature.",
     )
 
 
@@ -135,7 +135,7 @@ def _correlation_table(nbody: NDArray[np.float32], target: NDArray[np.float32], 
         "Correlation with the true field",
         ["field", "this run", "copying the N-body fields"],
         rows,
-        "Over all cells, of scaled fields; velocity: mean of its components. A constant field correlates with nothing.",
+        "Over all cells, of scaled fields; velocity: mean of its components. A constant field has no correlation.",
     )
 
 
@@ -155,10 +155,10 @@ def _draw_slices(
 ) -> Path:
     error = np.abs(output - target).mean(axis=(1, 2, 3, 4))
     crop = int(np.argsort(error, kind="stable")[len(error) // 2])
-    # The plane in which most happens: others may be empty.
+    # The plane with the most structure: others may be empty.
     plane = int(target[crop, 0].std(axis=(1, 2)).argmax())
     given, true, found = nbody[crop], target[crop, :, plane], output[crop, :, plane]
-    # of scaled values per cell; in km/s per Mpc/h where that is known
+    # of scaled values per cell; in km/s per Mpc/h if the units are known
     unit = 1.0 if cell_mpc is None else VELOCITY_SCALE_KM_S / cell_mpc
     velocity_unit = 1.0 if cell_mpc is None else VELOCITY_SCALE_KM_S
     convergence = -unit * sum(np.gradient(given[1 + axis], axis=axis) for axis in range(3))[plane]
@@ -174,7 +174,7 @@ def _draw_slices(
     ]  # fmt: skip
     side = target.shape[-1] * (cell_mpc or 1.0)
     fig = figures.figure(11.5, 8.0)
-    fig.set_layout_engine("compressed")  # bars are then as high as the planes, which are square
+    fig.set_layout_engine("compressed")  # colour bars are then as high as the square planes
     axes = fig.subplots(len(rows), 4, sharex=True, sharey=True)
     for row, line in zip(rows, axes, strict=True):
         row.draw(fig, line, side)
@@ -206,7 +206,7 @@ class _SliceRow:
         self._label, self._given_label = label, given_label
         self._given_colours, self._colours = given_colours, colours
         self._given, self._true, self._found = given, true, found
-        #: the input is of the same kind, and has the same colours
+        #: the input is of the same kind and uses the same colours
         self._shared = shared
 
     def draw(self, fig: Figure, axes: NDArray, side: float) -> None:
@@ -293,8 +293,8 @@ def _bins(values: Mapping[str, NDArray]) -> NDArray:
 
 
 def mean_power(density: NDArray[np.float32], cell: float) -> tuple[NDArray, NDArray]:
-    """k and the mean power spectrum of densities (n, x, y, z), faded out towards the faces: crops are not periodic,
-    and what does not fit together there would look like structure of every size."""
+    """Return k and the mean power spectrum of densities (n, x, y, z), tapered towards the faces: crops are not
+    periodic, and the jumps there would look like structure of every size."""
     size = density.shape[-1]
     fade = np.hanning(size + 2)[1:-1]
     window = fade[:, None, None] * fade[None, :, None] * fade[None, None, :]

@@ -1,4 +1,4 @@
-"""The cosmology U-Net: from the fields of dark matter in a volume, those of the gas. The contract, tied together."""
+"""The cosmology U-Net: predicts the fields of the gas from those of dark matter. Implements the contract."""
 
 from pathlib import Path
 from typing import ClassVar, cast
@@ -6,17 +6,18 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from podium.data.arrays import Source
-from podium.schema import Section
-from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
-from podium.workloads.cosmology.data import FIELDS, CosmologyData, CosmologySamples
-from podium.workloads.cosmology.make import CosmologyMake, make
-from podium.workloads.cosmology.model import CosmologyModel, UNet, build_network
+from podium.contract import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
+from podium.data.source import Source
+from podium.recipe.section import Section
+from podium.workloads.cosmology.data import FIELDS, CosmologySamples
+from podium.workloads.cosmology.make import make
+from podium.workloads.cosmology.model import UNet, build_network
 from podium.workloads.cosmology.scales import to_density
+from podium.workloads.cosmology.section import CosmologyData, CosmologyMake, CosmologyModel
 
 
 class Workload:
-    """The contract of `podium.workloads.base` for cosmology."""
+    """The cosmology workload; `podium.contract` documents its members."""
 
     ModelSection: ClassVar[type[Section]] = CosmologyModel
     DataSection: ClassVar[type[Section]] = CosmologyData
@@ -29,7 +30,7 @@ class Workload:
 
     @staticmethod
     def make(section: CosmologyMake) -> None:
-        """Simulates boxes in the published layout."""
+        """Simulate boxes in the published layout."""
         make(section)
 
     def build_model(self) -> nn.Module:
@@ -42,9 +43,9 @@ class Workload:
         return (batch["nbody"],)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Of every sample the mean over cells and channels of |difference|, and `lambda_rho` times the mean over cells
-        of |difference| between densities; summed over samples, which are what is counted."""
-        # In single precision whatever the model computes in: a sum over a crop leaves bfloat16's reach.
+        """Return the sum over samples of the mean |difference| over cells and channels, plus `lambda_rho` times the
+        mean |difference| of densities over cells; the count is that of the samples."""
+        # Always in single precision: bfloat16 is not precise enough for a sum over a crop.
         output, target = model(batch["nbody"]).float(), batch["hydro"]
         count = len(target)
         error = (output - target).abs()
@@ -72,7 +73,7 @@ class Workload:
         return {name: torch.zeros(num_samples, *field.shape) for name, field in self._samples.fields.items()}
 
     def predict(self, model: nn.Module, outputs: Outputs, folder: Path) -> Prediction:
-        from podium.workloads.cosmology import predict  # draws with matplotlib, which takes long to import
+        from podium.workloads.cosmology import predict  # draws with matplotlib, which is slow to import
 
         given, got = outputs("test", predict.max_samples(self._samples.section.crop))
         return predict.predict(
@@ -86,6 +87,6 @@ class Workload:
 
 
 def _density_error(output: Tensor, target: Tensor) -> Tensor:
-    """The mean over cells of |difference| of the gas density in units of its mean, summed over samples."""
+    """Return the mean |difference| over cells of the gas density in units of its mean, summed over samples."""
     error = (to_density(output[:, 0]) - to_density(target[:, 0])).abs()
     return error.sum() * (len(error) / error.numel())

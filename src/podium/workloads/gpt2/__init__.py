@@ -1,0 +1,1 @@
+"""GPT-2: predicts the next token of a text."""

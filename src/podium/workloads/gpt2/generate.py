@@ -1,7 +1,7 @@
-"""Text from a trained model: token after token, each drawn from what the model expects. Called by `predict`.
+"""Text from a trained model, sampled token by token. Called by `predict`.
 
-Keys and values of tokens already read are kept, so that a new token costs one step and not the whole text again.
-When the context is full, the model goes on from the last half of it.
+Keys and values of previous tokens are cached, so that a new token costs one step instead of the whole text again.
+When the context is full, the model continues from its last half.
 """
 
 import numpy as np
@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from podium.data import draws
 from podium.layers.transformer import SelfAttention
+from podium.machine import counter_rng
 from podium.workloads.gpt2.model import Block, Gpt2, check_window
 
 
 class Reader:
-    """A model that has read some tokens; it is told further ones and says what it expects next."""
+    """A model with a cache of the tokens read so far; given more tokens, it returns the logits of the next."""
 
     def __init__(self, model: Gpt2, num_texts: int) -> None:
         layers, hidden, heads = model.section.shape
@@ -26,7 +26,7 @@ class Reader:
         self._model, self._num_read = model, 0
 
     def read(self, tokens: Tensor) -> Tensor:
-        """(B, S) further tokens; returns (B, V) logits of the one after the last."""
+        """Read (B, S) more tokens; return (B, V) logits of the one after the last."""
         model, first, last = self._model, self._num_read, self._num_read + tokens.shape[1]
         x = model.embedding(tokens, first)
         for kept, block in zip(self._kept, model.blocks, strict=True):
@@ -38,7 +38,7 @@ class Reader:
         return logits[:, 0].float()
 
     def forget(self) -> None:
-        """As new: nothing is read."""
+        """Clear the cache, as if nothing had been read."""
         self._num_read = 0
 
     @property
@@ -51,7 +51,7 @@ class Reader:
         last = first + x.shape[1]
         kept[0, :, :, first:last], kept[1, :, :, first:last] = key, value
         keys, values = kept[0, :, :, :last], kept[1, :, :, :last]
-        # Several tokens are read only from the beginning on: one alone may look at all before it.
+        # Several tokens are read only at the start; a single one may attend to all before it without a mask.
         assert first == 0 or x.shape[1] == 1
         return attention.joined(F.scaled_dot_product_attention(query, keys, values, is_causal=x.shape[1] > 1))
 
@@ -67,17 +67,17 @@ def generate(
     seed: int = 0,
     end: int | None = None,
 ) -> list[list[int]]:
-    """`num_texts` continuations of a prompt, at most `num_tokens` each; they stop at the token `end`.
+    """Return `num_texts` continuations of a prompt, of at most `num_tokens` each; they stop at the token `end`.
 
-    What text i draws at its place n depends on (seed, i, n) alone.
+    The draw for text i at position n depends only on (seed, i, n).
     """
     assert prompt
     context = model.section.context
     device = model.embedding.tokens.weight.device
     start = torch.tensor([prompt] * num_texts, device=device)
     check_window(start, context)
-    stream = draws.key("sampled text", seed)
-    chances = draws.uniforms(stream, np.arange(num_texts), num_tokens)
+    stream = counter_rng.key("sampled text", seed)
+    chances = counter_rng.uniforms(stream, np.arange(num_texts), num_tokens)
     was_training = model.training
     model.eval()
     try:
@@ -97,7 +97,7 @@ def generate(
 
 
 def _drawn(logits: Tensor, chance: Tensor, temperature: float, top_k: int | None) -> Tensor:
-    """(B, 1) tokens, each where the chance in [0, 1) falls in the running sum of probabilities, likeliest first."""
+    """Return (B, 1) tokens, each where `chance` in [0, 1) falls in the cumulative probabilities, most likely first."""
     if temperature == 0:
         return logits.argmax(dim=1, keepdim=True)
     top_k = min(top_k or logits.shape[1], logits.shape[1])

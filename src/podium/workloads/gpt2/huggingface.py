@@ -1,6 +1,6 @@
-"""GPT-2's weights under the names and in the shapes of Hugging Face's `GPT2LMHeadModel`, in both directions.
+"""Conversion of weights to and from Hugging Face's `GPT2LMHeadModel`.
 
-Its linear layers keep their weights transposed, and the embedding has no rows that only fill it up.
+Its linear layers store their weights transposed, and the embedding has no padding rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from torch import Tensor
 from podium.errors import UserError
 from podium.workloads.gpt2.model import Gpt2
 
-#: of a block: our name, theirs, and whether the weight is transposed
+#: for each tensor of a block: our name, theirs, and whether the weight is transposed
 _BLOCK = [
     ("attention_norm", "ln_1", False),
     ("attention.qkv", "attn.c_attn", True),
@@ -25,7 +25,7 @@ _PREFIX = "transformer."
 
 
 def _pairs(num_layers: int) -> Iterator[tuple[str, str, bool]]:
-    """(our name, theirs, transposed) of every tensor but the head's."""
+    """Yield (our name, theirs, transposed) of every tensor except the head's."""
     yield "embedding.tokens.weight", f"{_PREFIX}wte.weight", False
     yield "embedding.positions.weight", f"{_PREFIX}wpe.weight", False
     for layer in range(num_layers):
@@ -38,7 +38,7 @@ def _pairs(num_layers: int) -> Iterator[tuple[str, str, bool]]:
 
 
 def to_huggingface(model: Gpt2) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and the tensors."""
+    """Return (the content of config.json, the tensors by their names there)."""
     section, vocabulary = model.section, model.vocabulary
     layers, hidden, heads = section.shape
     own = model.state_dict()
@@ -70,11 +70,11 @@ def to_huggingface(model: Gpt2) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def from_huggingface(model: Gpt2, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Copies the weights; UserError where they are those of another model."""
+    """Copy the weights; raise UserError if they belong to another model."""
     section, vocabulary = model.section, model.vocabulary
     layers, hidden, heads = section.shape
     if config.get("model_type") != "gpt2":
-        raise UserError(f"these are weights of a model of type {config.get('model_type')}, not gpt2.")
+        raise UserError(f"these are the weights of a {config.get('model_type')} model, not of gpt2")
     wanted = {
         "n_layer": ("layers", layers),
         "n_embd": ("hidden", hidden),
@@ -85,17 +85,17 @@ def from_huggingface(model: Gpt2, config: Mapping[str, Any], tensors: Mapping[st
     for theirs, (ours, value) in wanted.items():
         if config.get(theirs) != value:
             raise UserError(
-                f"`workload.model` has {ours} = {value}, but the weights to start from have {theirs} = "
-                f"{config.get(theirs)}: set both alike."
+                f"workload.model has {ours} = {value}, but the weights to start from have {theirs} = "
+                f"{config.get(theirs)}: the two must agree"
             )
     tied_there = config.get("tie_word_embeddings", True) is not False
     if section.tied and not tied_there:
-        raise UserError("the weights to start from have a head of their own: set `workload.model.tied=false`.")
+        raise UserError("the weights to start from have a head of their own: set workload.model.tied=false")
     for key, known in {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "layer_norm_epsilon": (1e-5,)}.items():
         if config.get(key, known[0]) not in known:
-            raise UserError(f"the weights to start from were trained with {key} = {config[key]}, not {known[0]}.")
+            raise UserError(f"the weights to start from were trained with {key} = {config[key]}, not {known[0]}")
     if config.get("n_inner") not in (None, 4 * hidden):
-        raise UserError(f"the weights to start from have n_inner = {config['n_inner']}, not {4 * hidden}.")
+        raise UserError(f"the weights to start from have n_inner = {config['n_inner']}, not {4 * hidden}")
     own = model.state_dict()
     found = {name if name.startswith((_PREFIX, "lm_head")) else f"{_PREFIX}{name}": t for name, t in tensors.items()}
     pairs = list(_pairs(layers))
@@ -105,14 +105,14 @@ def from_huggingface(model: Gpt2, config: Mapping[str, Any], tensors: Mapping[st
     with torch.no_grad():
         for ours, theirs, transposed in pairs:
             if theirs not in found:
-                raise UserError(f"the weights to start from have no tensor {theirs}.")
+                raise UserError(f"the weights to start from have no tensor {theirs}")
             tensor = found[theirs].T if transposed else found[theirs]
             into = own[ours]
             if ours in ("embedding.tokens.weight", "head.out.weight"):
                 into = into[:vocabulary]
             if tensor.shape != into.shape:
                 raise UserError(
-                    f"{theirs} of the weights to start from is {_sizes(tensor)}, but the model wants {_sizes(into)}."
+                    f"{theirs} of the weights to start from is {_sizes(tensor)}, but the model needs {_sizes(into)}"
                 )
             into.copy_(tensor)
 

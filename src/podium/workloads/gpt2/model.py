@@ -1,85 +1,22 @@
-"""GPT-2: a transformer that reads tokens and says which comes next. Owns `workload.model`.
+"""GPT-2: a transformer that predicts the next token.
 
 Shapes: B micro-batch, S tokens of a window, V vocabulary.
 """
 
 import math
-from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from podium.errors import UserError
 from podium.layers.transformer import FeedForward, SelfAttention
-from podium.schema import Section
+from podium.workloads.gpt2.section import Gpt2Model
 
-Size = Literal["small", "medium", "large", "xl", "custom"]
-#: layers, hidden size, heads
-_SIZES: dict[str, tuple[int, int, int]] = {
-    "small": (12, 768, 12),
-    "medium": (24, 1024, 16),
-    "large": (36, 1280, 20),
-    "xl": (48, 1600, 25),
-}
 _INIT_STD = 0.02
 _EPS = 1e-5
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Gpt2Model(Section):
-    """`workload.model` of gpt2."""
-
-    #: published sizes; custom: by the three numbers below
-    size: Size = "small"
-    #: custom: blocks, width, attention heads
-    layers: PositiveInt | None = None
-    hidden: PositiveInt | None = None
-    heads: PositiveInt | None = None
-    #: most tokens the model can look back on, itself included; windows of training are this long
-    context: PositiveInt = 1024
-    #: tokens; null: as many as the data has (50,257 for files and generated tokens)
-    vocabulary: PositiveInt | None = None
-    #: rows of the embedding are filled up to a multiple of this; the added ones are never predicted
-    pad_vocabulary_to: PositiveInt = 1
-    #: of embeddings, attention and what every block adds
-    dropout: Share = 0.1
-    #: the head has the weights of the embedding
-    tied: bool = True
-
-    @model_validator(mode="before")
-    @classmethod
-    def _numbers_mean_custom(cls, values: Any) -> Any:
-        """The numbers alone say enough."""
-        if isinstance(values, dict) and "size" not in values and any(values.get(k) for k in ("layers", "hidden")):
-            return {**values, "size": "custom"}
-        return values
-
-    @model_validator(mode="after")
-    def _complete(self) -> "Gpt2Model":
-        numbers = {"layers": self.layers, "hidden": self.hidden, "heads": self.heads}
-        given = [name for name, value in numbers.items() if value is not None]
-        missing = [name for name, value in numbers.items() if value is None]
-        if self.size == "custom" and missing:
-            raise ValueError(f"size: custom needs {', '.join(missing)} too")
-        if self.size != "custom" and given:
-            raise ValueError(f"{', '.join(given)} go with size: custom only, but size is {self.size}")
-        if self.hidden is not None and self.heads is not None and self.hidden % self.heads:
-            raise ValueError(f"hidden = {self.hidden} cannot be divided among heads = {self.heads}")
-        return self
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Layers, hidden size, heads."""
-        if self.size != "custom":
-            return _SIZES[self.size]
-        assert self.layers is not None
-        assert self.hidden is not None
-        assert self.heads is not None
-        return self.layers, self.hidden, self.heads
 
 
 class Embedding(nn.Module):
-    """(B, S) tokens to (B, S, hidden): what the token is, and where it stands. `first` is the place of the first."""
+    """Maps (B, S) tokens to (B, S, hidden): token plus position embedding. `first` is the first token's position."""
 
     def __init__(self, num_tokens: int, context: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -88,14 +25,14 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
-        # A slice of the table, not a look-up: its gradient then has one order of additions.
+        # A slice of the table, not a lookup: its gradient is then added in a fixed order.
         positions = self.positions.weight[first : first + tokens.shape[1]]
         embedded: Tensor = self.dropout(self.tokens(tokens) + positions)
         return embedded
 
 
 class Block(nn.Module):
-    """Attention and feed-forward layers, each normalised before and added to what came in."""
+    """Attention and feed-forward layers, each with a layer norm before it and added to its input."""
 
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -111,7 +48,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """(B, S, hidden) to (B, S, V) logits; rows that only fill the vocabulary up are left out."""
+    """Maps (B, S, hidden) to (B, S, V) logits, without the padding rows of the vocabulary."""
 
     def __init__(self, hidden: int, num_tokens: int, vocabulary: int, shared: nn.Embedding | None) -> None:
         super().__init__()
@@ -127,7 +64,7 @@ class Head(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """(B, S) tokens to (B, S, V) logits of the token after each. A tied head shares the embedding's parameter."""
+    """Maps (B, S) tokens to (B, S, V) logits of the token after each. A tied head shares the embedding's parameter."""
 
     def __init__(self, section: Gpt2Model, vocabulary: int) -> None:
         super().__init__()
@@ -140,7 +77,7 @@ class Gpt2(nn.Module):
         self._initialise(layers)
 
     def _initialise(self, layers: int) -> None:
-        """Normal with σ 0.02; what blocks add to one another is scaled down, so that the sum of all keeps its size."""
+        """Draw weights from a normal distribution with σ = 0.02; layers that add to the residual are scaled down."""
         for module in self.modules():
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -163,11 +100,11 @@ class Gpt2(nn.Module):
 
 
 def check_window(tokens: Tensor, context: int) -> None:
-    """UserError where a text is longer than the model can look back on."""
+    """Raise UserError if a text is longer than the model's context."""
     if tokens.shape[-1] > context:
-        raise UserError(f"{tokens.shape[-1]:,} tokens are more than the model's context of {context:,}.")
+        raise UserError(f"{tokens.shape[-1]:,} tokens are more than the model's context of {context:,}")
 
 
 def build_network(section: Gpt2Model, vocabulary: int) -> Gpt2:
-    """The model, its weights drawn from torch's default generator."""
+    """Build the model; its weights come from torch's default generator."""
     return Gpt2(section, vocabulary)

@@ -1,6 +1,6 @@
-"""What a person looks at after training a language model: how well it guesses, where it is surprised, what it writes.
+"""The report on a language model: how well it predicts, where it is surprised, what it writes.
 
-The model's outputs are a probability for every token of the vocabulary at every place: too much to collect over a
+The model's outputs are a probability for every token of the vocabulary at every position: too much to collect over a
 split, so the losses are computed here, window by window.
 """
 
@@ -15,27 +15,27 @@ import torch.nn.functional as F
 from matplotlib.colors import LinearSegmentedColormap
 from numpy.typing import NDArray
 
-from podium.data.arrays import Source, empty_buffers
-from podium.table import Table
-from podium.workloads import figures
-from podium.workloads.base import Picture, Prediction
-from podium.workloads.gpt2.data import SampleSection
+from podium.contract import Picture, Prediction
+from podium.data.source import Source, empty_buffers
+from podium.ui import figures
+from podium.ui.table import Table
 from podium.workloads.gpt2.generate import generate
 from podium.workloads.gpt2.model import Gpt2
+from podium.workloads.gpt2.section import SampleSection
 
-if TYPE_CHECKING:  # loads a library of machine code
+if TYPE_CHECKING:  # imports a compiled library
     from tokenizers import Tokenizer
 
-#: More tokens than this change nothing that can be seen.
+#: More tokens would make no visible difference.
 _MAX_TOKENS = 65_536
-#: Logits held at a time.
+#: Number of logits held at a time.
 _MAX_LOGITS = 1 << 26
 _COLUMNS, _LINES = 96, 30
 _FONT_SIZE = 8.5
-_FONT_WIDTH = 0.602  # of DejaVu Sans Mono, by its size
+_FONT_WIDTH = 0.602  # of DejaVu Sans Mono, relative to its size
 _MOST_SURPRISED = 8.0
 _HEAT = LinearSegmentedColormap.from_list("heat", ["#ffffff", "#fde9e3", "#f5ab96", figures.SECOND])
-#: Characters that the font has no picture for.
+#: Characters for which the font has no glyph.
 _UNDRAWN = "□"
 
 
@@ -47,7 +47,7 @@ def predict(
     sample: SampleSection,
     folder: Path,
 ) -> Prediction:
-    """Pictures, tables, and the sampled text in `samples.txt`. Without a tokenizer tokens are shown as numbers."""
+    """Return pictures and tables; write sampled text to `samples.txt`. Without a tokenizer, show tokens as numbers."""
     windows, losses, right = _test_losses(model, source)
     loss = float(losses.mean())
     rows = [
@@ -68,28 +68,28 @@ def predict(
     with figures.style():
         pictures = [
             Picture(
-                "Loss by place",
+                "Loss by position",
                 _draw_places(losses, folder / "places.png"),
-                "Mean loss of a token, by how many the model has seen before it: what looking back is worth.",
+                "Mean loss of a token by the number of tokens before it: how much the context helps.",
             ),
             Picture(
                 "Where the model is surprised",
                 _draw_surprise(_pieces(tokenizer, windows[0]), losses[0], folder / "surprise.png"),
-                f"The first test text; the darker, the less expected (white: sure, darkest: a loss of "
+                f"The first test text; the darker, the less expected (white: certain, darkest: a loss of "
                 f"{_MOST_SURPRISED:g} or more).",
             ),
         ]
     return Prediction(
         pictures,
         [
-            Table("Test split", ["", ""], rows, "Perplexity is exp(loss): as if guessing among so many tokens."),
+            Table("Test split", ["", ""], rows, "Perplexity is exp(loss): as if choosing among that many tokens."),
             Table("Sampled text", ["text"], [[text] for text in texts], f"{how}; also in pictures/{file.name}."),
         ],
     )
 
 
 def _test_losses(model: Gpt2, source: Source) -> tuple[NDArray, NDArray, NDArray]:
-    """(windows, loss of every token asked for, whether it was the likeliest)."""
+    """Return (windows, loss of every predicted token, whether it was the most likely one)."""
     (size,) = source.fields["tokens"].shape
     num_windows = min(len(source), max(1, _MAX_TOKENS // size))
     buffers = empty_buffers(source.fields, num_windows)
@@ -113,7 +113,7 @@ def _test_losses(model: Gpt2, source: Source) -> tuple[NDArray, NDArray, NDArray
 
 def _sampled(model: Gpt2, tokenizer: "Tokenizer | None", end: int | None, sample: SampleSection) -> list[str]:
     prompt = [] if tokenizer is None else tokenizer.encode(sample.prompt, add_special_tokens=False).ids
-    # What ends a document is what the next one begins after.
+    # A document starts after the token that ends the previous one.
     prompt = prompt[-model.section.context :] or [end or 0]
     written = generate(
         model,
@@ -131,14 +131,14 @@ def _sampled(model: Gpt2, tokenizer: "Tokenizer | None", end: int | None, sample
 
 
 def _pieces(tokenizer: "Tokenizer | None", window: NDArray) -> list[str]:
-    """The text of every token that is asked for."""
+    """Return the text of every predicted token."""
     if tokenizer is None:
         return [f"{token} " for token in window[1:]]
     return tokenizer.decode_batch([[token] for token in window[1:].tolist()], skip_special_tokens=False)
 
 
 def _draw_places(losses: NDArray, path: Path) -> Path:
-    """Means over ever longer stretches: each place further on differs less from the one before."""
+    """Draw means over increasingly long stretches, as later positions differ less from one another."""
     means = losses.mean(axis=0)
     edges = np.unique(np.geomspace(1, len(means) + 1, 25).astype(int)) - 1
     stretches = list(pairwise(edges))
@@ -148,14 +148,14 @@ def _draw_places(losses: NDArray, path: Path) -> Path:
     axes.plot(places, [means[a:b].mean() for a, b in stretches], color=figures.ACCENT, marker="o", markersize=3.5)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_title(f"Loss by place: {losses.mean():.3f} on average")
-    axes.set_xlabel("place in the window")
+    axes.set_title(f"Loss by position: {losses.mean():.3f} on average")
+    axes.set_xlabel("position in the window")
     axes.set_ylabel("loss")
     return figures.save(fig, path)
 
 
 def _draw_surprise(pieces: list[str], losses: NDArray, path: Path) -> Path:
-    """The text on a grid of characters, each token on a ground of its colour."""
+    """Draw the text on a grid of characters, each token on a background of its colour."""
     ground = np.ones((_LINES, _COLUMNS, 3))
     drawn: list[tuple[int, int, str]] = []
     line = column = 0
@@ -196,7 +196,7 @@ def _draw_surprise(pieces: list[str], losses: NDArray, path: Path) -> Path:
 
 
 def _runs(drawn: list[tuple[int, int, str]]) -> dict[int, list[tuple[int, str]]]:
-    """Characters side by side put together, by line: (column, text)."""
+    """Join adjacent characters, by line: (column, text)."""
     lines: dict[int, list[tuple[int, str]]] = {}
     for line, column, character in drawn:
         runs = lines.setdefault(line, [])

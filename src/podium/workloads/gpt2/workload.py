@@ -1,4 +1,4 @@
-"""GPT-2: text → its next token. The contract, tied together."""
+"""GPT-2: predicts the next token of a text. Implements the contract."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,18 +7,19 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from podium.data.arrays import Source
+from podium.contract import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
+from podium.data.source import Source
 from podium.errors import UserError
 from podium.layers.loss import cross_entropy_sum
-from podium.schema import Section
-from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
+from podium.recipe.section import Section
 from podium.workloads.gpt2 import huggingface
-from podium.workloads.gpt2.data import PUBLISHED_VOCABULARY, Gpt2Data, Tokens
-from podium.workloads.gpt2.model import Gpt2, Gpt2Model, build_network
+from podium.workloads.gpt2.data import PUBLISHED_VOCABULARY, Tokens
+from podium.workloads.gpt2.model import Gpt2, build_network
+from podium.workloads.gpt2.section import Gpt2Data, Gpt2Model
 
 
 class Workload:
-    """The contract of `podium.workloads.base` for gpt2."""
+    """The gpt2 workload; `podium.contract` documents its members."""
 
     ModelSection: ClassVar[type[Section]] = Gpt2Model
     DataSection: ClassVar[type[Section]] = Gpt2Data
@@ -30,8 +31,7 @@ class Workload:
         self._length = data.length or model.context
         if self._length > model.context:
             raise UserError(
-                f"`workload.data.length` is {self._length:,}, but the model can look back on {model.context:,} tokens "
-                "(`workload.model.context`)."
+                f"workload.data.length = {self._length}: expected at most workload.model.context = {model.context}"
             )
         self._vocabulary: int | None = None
         self._sources: dict[Split, Source] = {}
@@ -41,13 +41,13 @@ class Workload:
 
     @property
     def vocabulary(self) -> int:
-        """Of the model: as the recipe says, or as many tokens as the data has."""
+        """Return the size of the model's vocabulary: from the recipe, or the number of tokens of the data."""
         if self._vocabulary is None:
             found = self._tokens.vocabulary
             self._vocabulary = self._model.vocabulary or found or PUBLISHED_VOCABULARY
             if found is not None and self._vocabulary < found:
                 raise UserError(
-                    f"`workload.model.vocabulary` is {self._vocabulary:,}, but the data has {found:,} different tokens."
+                    f"workload.model.vocabulary = {self._vocabulary}: expected at least the {found:,} of the data"
                 )
         return self._vocabulary
 
@@ -61,7 +61,7 @@ class Workload:
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         target = batch["tokens"][:, 1:].long().reshape(-1)
-        # In single precision whatever the model computes in: the sum runs over thousands of tokens.
+        # Always in single precision: the sum runs over thousands of tokens.
         logits = model(*self.inputs(batch)).float().flatten(0, 1)
         loss = cross_entropy_sum(logits, target, keeps=not model.training)
         if model.training:
@@ -79,7 +79,7 @@ class Workload:
         return {"tokens": torch.zeros(num_samples, self._length + 1, dtype=torch.int32)}
 
     def predict(self, model: nn.Module, outputs: Outputs, folder: Path) -> Prediction:
-        from podium.workloads.gpt2 import predict  # draws with matplotlib, which takes long to import
+        from podium.workloads.gpt2 import predict  # draws with matplotlib, which is slow to import
 
         return predict.predict(
             cast(Gpt2, model), self.source("test"), self._tokens.tokenizer, self._tokens.end, self._data.sample, folder

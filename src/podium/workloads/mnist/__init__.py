@@ -1,0 +1,1 @@
+"""Classification of grey images of 28 × 28 pixels."""

@@ -1,45 +1,27 @@
-"""MNIST and its relatives: small grey images, one label each. What the data is, the loss, and what to look at after."""
+"""MNIST and similar data sets: small grey images with one label each. Implements the contract."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, cast
+from typing import ClassVar, cast
 
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from podium.data.arrays import Source
+from podium.contract import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
+from podium.data.source import Source
 from podium.errors import UserError
-from podium.schema import Section
-from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
+from podium.recipe.section import Section
 from podium.workloads.mnist import data as mnist_data
-from podium.workloads.mnist.model import MnistModel, Network
-from podium.workloads.splits import Part, part_of, samples_of
+from podium.workloads.mnist.model import Network
+from podium.workloads.mnist.section import MnistData, MnistModel
+from podium.workloads.published_splits import Part, last_held_out, num_held_out, part_of
 
 _FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-class MnistData(Section):
-    """`workload.data` of mnist."""
-
-    source: Literal["files", "generated"] = "files"
-    #: folder with the four IDX files; by default where `podium data fetch mnist` puts them
-    path: Path | None = None
-    #: 0: the test set is the valid split, as in the published training; otherwise the last so many training samples
-    valid_samples: NonNegativeInt = 0
-    #: at most so many samples of each split
-    max_samples: PositiveInt | None = None
-    #: names for pictures and tables; by default the labels, or the published names in a folder named after fashion
-    class_names: tuple[str, ...] | None = None
-    #: `source: generated` only: how many there are of each, and what they are drawn from
-    generated_train: PositiveInt = 60_000
-    generated_test: PositiveInt = 10_000
-    generated_seed: Annotated[int, Field(ge=0)] = 0
-
-
 class Workload:
-    """The contract of `podium.workloads.base` for mnist."""
+    """The mnist workload; `podium.contract` documents its members."""
 
     ModelSection: ClassVar[type[Section]] = MnistModel
     DataSection: ClassVar[type[Section]] = MnistData
@@ -52,8 +34,8 @@ class Workload:
         self._sources: dict[Split, Source] = {}
         if data.class_names is not None and len(data.class_names) != model.num_classes:
             raise UserError(
-                f"`workload.data.class_names` has {len(data.class_names)} names, but `workload.model.num_classes` is "
-                f"{model.num_classes}."
+                f"workload.data.class_names has {len(data.class_names)} names: expected workload.model.num_classes = "
+                f"{model.num_classes}"
             )
 
     def build_model(self) -> nn.Module:
@@ -69,7 +51,7 @@ class Workload:
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         output, label = model(batch["image"]), batch["label"]
-        # In single precision whatever the model computes in: a sum over a micro-batch leaves bfloat16's reach.
+        # Always in single precision: bfloat16 is not precise enough for a sum over a micro-batch.
         loss = F.cross_entropy(output.float(), label, reduction="sum")
         count = len(label)
         if model.training:
@@ -90,32 +72,39 @@ class Workload:
         }
 
     def predict(self, model: nn.Module, outputs: Outputs, folder: Path) -> Prediction:
-        from podium.workloads import classified  # draws with matplotlib, which takes long to import
+        from podium.workloads import classifier_report  # draws with matplotlib, which is slow to import
 
         given, got = outputs("test")
-        return classified.predict(
+        return classifier_report.predict(
             given["image"], given["label"], got["output"], self._class_names(), folder, self._model.output
         )
 
     def _open(self, split: Split) -> Source:
         data = self._data
-        part = part_of(split, data.valid_samples)
-        samples = samples_of(split, self._num_samples(part), data.valid_samples, data.max_samples)
         if data.source == "generated":
-            # Test samples are numbered after the training samples: the same kind, not the same ones.
-            shift = data.generated_train if part == "test" else 0
-            numbers = range(samples.start + shift, samples.stop + shift)
+            numbers = self._generated_numbers(split)[: data.max_samples]
             return mnist_data.generated_source(numbers, self._model.num_classes, data.generated_seed)
-        images, labels = self._load(part)
+        # The test set does not need the training files.
+        needed = split != "test" and data.valid_samples != 0
+        held_out = num_held_out(data.valid_samples, len(self._load("train")[1])) if needed else 0
+        images, labels = self._load(part_of(split, held_out))
+        samples = last_held_out(split, len(labels), held_out)[: data.max_samples]
         return mnist_data.array_source(images[samples.start : samples.stop], labels[samples.start : samples.stop])
 
-    def _num_samples(self, part: Part) -> int:
-        if self._data.source == "files":
-            return len(self._load(part)[1])
-        return self._data.generated_train if part == "train" else self._data.generated_test
+    def _generated_numbers(self, split: Split) -> range:
+        """Return the numbers of generated samples; each split has its own."""
+        data = self._data
+        train, test = data.generated_train, data.generated_test
+        if data.valid_samples is None:
+            first = {"train": 0, "valid": train, "test": train + test}[split]
+            return range(first, first + (train if split == "train" else test))
+        held_out = num_held_out(data.valid_samples, train)
+        if part_of(split, held_out) == "test":
+            return range(train, train + test)
+        return last_held_out(split, train, held_out)
 
     def _load(self, part: Part) -> tuple[NDArray, NDArray]:
-        """The files of one part, read once: splits are views of the same memory."""
+        """Load the files of one part, once: splits are views of the same memory."""
         if part not in self._arrays:
             folder = self._data.path.expanduser() if self._data.path else None
             self._arrays[part] = mnist_data.load_images_and_labels(folder, part, self._model.num_classes)

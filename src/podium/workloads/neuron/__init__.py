@@ -1,0 +1,1 @@
+"""Predicts the parameters of a neuron's cell from its voltages."""

@@ -1,6 +1,6 @@
 """Neuron data: the published layout of files, the simulated data set in the cache, and the generated form.
 
-Owns `workload.data`. The layout is a folder with
+The layout is a folder with
 
     meta.cellSpike_<probe>.yaml      dataInfo: h5nameTemplate (`*` stands for the cell), numFeature, parName
     <cell>_….cellSpike_….data.h5     for each domain train, val, test:
@@ -10,24 +10,23 @@ Owns `workload.data`. The layout is a folder with
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field as Limits
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from podium.data.arrays import Field, Source, empty_buffers
-from podium.data.cache import cache_folder
-from podium.data.generated import GeneratedSource
-from podium.data.hdf5 import Hdf5Array, Hdf5Source, budget_bytes
-from podium.data.made import made_once
-from podium.data.shown import bar, say
+from podium.contract import Split
+from podium.data.source import Field, Source, empty_buffers
+from podium.data.sources.generated import GeneratedSource
+from podium.data.sources.hdf5 import Hdf5Array, Hdf5Source, budget_bytes
 from podium.errors import UserError
-from podium.schema import Section
-from podium.workloads.base import Split
+from podium.machine.atomic_files import create_once
+from podium.machine.cache_folder import cache_folder
+from podium.ui.console import say
+from podium.ui.progress_bar import progress_bar
+from podium.workloads.neuron.section import SIMULATED_PROBE, NeuronData
 
 DOMAINS: dict[Split, str] = {"train": "train", "valid": "val", "test": "test"}
 #: The published probes, in the order of the frames' last axis.
@@ -35,62 +34,26 @@ PROBE_NAMES = ("soma", "axon", "apical", "basal")
 NUM_BINS = 1600
 NUM_PARAMETERS = 15
 BIN_MS = 0.125
-#: Voltages are standardised by the mean and spread of the first so many training samples.
+#: Voltages are standardised by the mean and standard deviation of this many training samples, the first ones.
 _STATISTICS_SAMPLES = 1024
 _SIMULATED_CELL = "simulated"
-_SIMULATED_PROBE = "excite_4prB8kHz"
-
-
-class NeuronData(Section):
-    """`workload.data` of neuron."""
-
-    #: files: the published layout in `path`; simulated: made once, kept in the cache; generated: random numbers
-    source: Literal["files", "simulated", "generated"] = "simulated"
-    #: folder of the meta and HDF5 files
-    path: Path | None = None
-    #: which cell's file in that folder (witness2c, …); may be left out when there is only one
-    cell: str | None = None
-    #: which meta file: meta.cellSpike_<probe>.yaml
-    probe: str = _SIMULATED_PROBE
-    #: training cells to simulate or generate; valid and test come on top, a tenth each
-    samples: PositiveInt = 10_000
-    #: what simulated and generated samples are drawn from
-    seed: NonNegativeInt = 1
-    #: only the first so many training samples; valid and test shrink in proportion
-    max_samples: PositiveInt | None = None
-    #: fewer probes: the first so many, or a list of their numbers from 0
-    probes: Annotated[int, Limits(ge=1)] | tuple[NonNegativeInt, ...] | None = None
-    #: samples beyond this are read from the file when needed; by default half of the memory available at the start
-    memory_budget_gb: NonNegativeFloat | None = None
-
-    @model_validator(mode="after")
-    def _only_what_is_used(self) -> Self:
-        # Training on other samples than those in the folder that was named would go unnoticed.
-        if self.source == "simulated" and (self.path is not None or self.cell is not None):
-            raise ValueError(
-                "path and cell go with source: files, but source is simulated; set source to files, or path and cell "
-                "to null"
-            )
-        if isinstance(self.probes, tuple) and (not self.probes or len(set(self.probes)) < len(self.probes)):
-            raise ValueError("probes must name at least one probe, and none twice")
-        return self
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the meta file says, and where the samples are."""
+    """The content of the meta file, and where the samples are."""
 
     meta: Path
     file: Path
     num_probes: int
     parameter_names: tuple[str, ...]
     probe_names: tuple[str, ...]
-    #: frame = (mV - offset) / unit, where the meta file says so
+    #: frame = (mV - offset) / unit, if the meta file has these
     volts: tuple[float, float] | None = None
 
 
 class NeuronSamples:
-    """The samples of a `workload.data` section, opened split by split as they are asked for."""
+    """The samples of a `workload.data` section; each split is opened on first use."""
 
     def __init__(self, section: NeuronData) -> None:
         self.section = section
@@ -99,7 +62,7 @@ class NeuronSamples:
 
     @property
     def layout(self) -> Layout | None:
-        """None for generated samples. Makes simulated ones if they do not exist yet."""
+        """Return the layout of the files, simulated first if necessary; None for generated samples."""
         if self._layout is None and self.section.source != "generated":
             self._layout = self._find()
         return self._layout
@@ -112,13 +75,13 @@ class NeuronSamples:
 
     @property
     def probe_names(self) -> tuple[str, ...]:
-        """Names of the probes that are delivered."""
+        """Return the names of the probes that are delivered."""
         names = PROBE_NAMES if self.layout is None else self.layout.probe_names
         return names if (chosen := self._columns(len(names))) is None else tuple(names[i] for i in chosen)
 
     @property
     def frame_shape(self) -> tuple[int, ...]:
-        """(bins, probes) of a delivered frame; costs no more than opening a file."""
+        """Return (bins, probes) of a delivered frame; costs no more than opening a file."""
         if self.layout is None:
             return (NUM_BINS, len(self.probe_names))
         source = self._sources.get("train") or self._open_file("train", max_samples=1, memory_budget=0)
@@ -130,7 +93,7 @@ class NeuronSamples:
         return self._sources[split]
 
     def statistics(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Mean and standard deviation of the voltage, per delivered probe, from the first training samples."""
+        """Return mean and standard deviation of the voltage by delivered probe, from the first training samples."""
         source: Source
         if self.layout is None:
             source = self.source("train")
@@ -140,13 +103,13 @@ class NeuronSamples:
         buffers = empty_buffers(source.fields, num_samples)
         source.gather(np.arange(num_samples), buffers)
         frames = buffers["frames"].astype(np.float64)
-        # Rounded: sums differ in their last bits between processors, and the model must not.
+        # Rounded: the last bits of sums differ between processors, but the model must not.
         mean, std = np.round(frames.mean(axis=(0, 1)), 3), np.round(frames.std(axis=(0, 1)), 3)
         return mean.astype(np.float32), np.where(std > 0, std, 1).astype(np.float32)
 
     def resimulate(self, unit: NDArray) -> NDArray:
-        """(n, bins, probes) in mV, at the delivered probes, of simulated cells with these unit parameters."""
-        from podium.workloads.neuron import simulate
+        """Simulate cells with these unit parameters; return (n, bins, probes) in mV at the delivered probes."""
+        from podium.workloads.neuron.simulator import simulate
 
         voltages = simulate.simulate(unit)
         columns = self._columns(voltages.shape[-1])
@@ -156,11 +119,9 @@ class NeuronSamples:
         section = self.section
         if section.source == "simulated":
             folder = simulated_folder(section.samples, section.seed)
-            return find_layout(folder, _SIMULATED_PROBE, _SIMULATED_CELL)
+            return find_layout(folder, SIMULATED_PROBE, _SIMULATED_CELL)
         if section.path is None:
-            raise UserError(
-                "`workload.data.source` is files, but `workload.data.path` does not say which folder they are in."
-            )
+            raise UserError("workload.data.path is missing: workload.data.source = files needs the folder of the files")
         return find_layout(section.path.expanduser(), section.probe, section.cell)
 
     def _open(self, split: Split) -> Source:
@@ -199,7 +160,7 @@ class NeuronSamples:
         if stored != len(layout.parameter_names):
             raise UserError(
                 f"{layout.file}: {domain}_unitStar_par has {stored} parameters, "
-                f"but {layout.meta} names {len(layout.parameter_names)}."
+                f"but {layout.meta} names {len(layout.parameter_names)}"
             )
         return source
 
@@ -214,14 +175,14 @@ class NeuronSamples:
         return min(stored, math.ceil(stored * wanted / num_train))
 
     def _columns(self, num_probes: int) -> tuple[int, ...] | None:
-        """Numbers of the delivered probes; None for all of them."""
+        """Return the numbers of the delivered probes; None for all of them."""
         probes = self.section.probes
         if probes is None:
             return None
         chosen = tuple(range(probes)) if isinstance(probes, int) else probes
         if max(chosen) >= num_probes:
             raise UserError(
-                f"`workload.data.probes` asks for probe {max(chosen)}, but probes are numbered 0 to {num_probes - 1}."
+                f"workload.data.probes asks for probe {max(chosen)}: expected numbers from 0 to {num_probes - 1}"
             )
         return None if chosen == tuple(range(num_probes)) else chosen
 
@@ -230,17 +191,17 @@ class NeuronSamples:
 
 
 def find_layout(folder: Path, probe: str, cell: str | None) -> Layout:
-    """Reads the meta file in `folder` and finds the file of `cell` (None: the only one there is)."""
+    """Read the meta file in `folder` and find the file of `cell` (None: the only one)."""
     meta = folder / f"meta.cellSpike_{probe}.yaml"
     info = _read_meta(meta)
     template, num_probes = info.get("h5nameTemplate"), info.get("numFeature")
     if not isinstance(template, str) or template.count("*") != 1 or "/" in template:
-        raise UserError(f"{meta}: dataInfo.h5nameTemplate must be a file name with one * for the cell.")
+        raise UserError(f"{meta}: dataInfo.h5nameTemplate must be a file name with one * for the cell")
     if not isinstance(num_probes, int) or num_probes < 1:
-        raise UserError(f"{meta}: dataInfo.numFeature must be the number of probes.")
+        raise UserError(f"{meta}: dataInfo.numFeature must be the number of probes")
     parameters = _names(meta, info, "parName", "parNames", "paramName", "paramNames")
     if parameters is None:
-        raise UserError(f"{meta}: dataInfo.parName must list the names of the parameters.")
+        raise UserError(f"{meta}: dataInfo.parName must list the names of the parameters")
     probes = _names(meta, info, "probeName", "probeNames", "featureName", "featureNames") or PROBE_NAMES
     if len(probes) != num_probes:
         probes = tuple(f"probe {i}" for i in range(num_probes))
@@ -255,12 +216,12 @@ def _cell_file(folder: Path, template: str, cell: str | None) -> Path:
         if len(found) == 1:
             return found[0]
         if not found:
-            raise UserError(f"There is no file {folder / template}.")
-        raise UserError(f"{folder} holds several cells: choose one of {', '.join(cells)} by `workload.data.cell`.")
+            raise UserError(f"there is no file {folder / template}")
+        raise UserError(f"{folder} holds several cells: set workload.data.cell to one of {', '.join(cells)}")
     path = folder / f"{before}{cell}{after}"
     if not path.is_file():
         others = f"; there are files for {', '.join(cells)}" if cells else ""
-        raise UserError(f"There is no file {path}{others}.")
+        raise UserError(f"there is no file {path}{others}")
     return path
 
 
@@ -268,18 +229,18 @@ def _read_meta(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise UserError(f"There is no file {path}.") from error
+        raise UserError(f"there is no file {path}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a YAML file.") from error
+        raise UserError(f"{path} is not a YAML file") from error
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
         tree = YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     info = tree.get("dataInfo") if isinstance(tree, dict) else None
     if not isinstance(info, dict):
-        raise UserError(f"{path} has no section dataInfo.")
+        raise UserError(f"{path} has no section dataInfo")
     return info
 
 
@@ -288,7 +249,7 @@ def _names(meta: Path, info: dict[str, Any], *spellings: str) -> tuple[str, ...]
         if key in info:
             names = info[key]
             if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-                raise UserError(f"{meta}: dataInfo.{key} must be a list of names.")
+                raise UserError(f"{meta}: dataInfo.{key} must be a list of names")
             return tuple(names)
     return None
 
@@ -304,8 +265,8 @@ def _volts(info: dict[str, Any]) -> tuple[float, float] | None:
 
 
 def simulated_folder(samples: int, seed: int) -> Path:
-    """The folder of a simulated data set in the cache, made now if it is not there."""
-    from podium.workloads.neuron import simulate  # compiles when first used: not wanted for files
+    """Return the folder of a simulated data set in the cache; simulate it first if it is missing."""
+    from podium.workloads.neuron.simulator import simulate  # compiles on first use, which files do not need
 
     folder = cache_folder("neuron", f"v{simulate.VERSION}-seed{seed}-{samples}")
     if folder.is_dir():
@@ -315,14 +276,14 @@ def simulated_folder(samples: int, seed: int) -> Path:
     def make(aside: Path) -> None:
         simulate_shown(aside, samples, seed=seed, cell=_SIMULATED_CELL)
 
-    return made_once(folder, make, "The simulated cells")
+    return create_once(folder, make, "The simulated cells")
 
 
 def simulate_shown(folder: Path, samples: int, **options: Any) -> None:
-    """Simulates a data set into `folder`, with a bar in a terminal, and says how fast it was."""
-    from podium.workloads.neuron import simulate
+    """Simulate a data set into `folder` with a progress bar; print the speed reached."""
+    from podium.workloads.neuron.simulator import simulate
 
     say(f"Simulating {samples:,} cells for training, and more for validation and test")
-    with bar("simulating", counted=True) as progress:
+    with progress_bar("simulating", counted=True) as progress:
         made = simulate.make_dataset(folder, samples, progress=progress, **options)
     say(f"Simulated {made.cells:,} cells in {made.seconds:.1f} s: {made.cells_per_second:,.0f} cells/s")

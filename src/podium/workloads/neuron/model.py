@@ -1,59 +1,24 @@
-"""The inverter: from voltages to the parameters of the cell that made them. A plain single-device module.
+"""The inverter: predicts the parameters of a cell from its voltages. A plain single-device module.
 
-Owns `workload.model`; the published variants are recipes. Shapes of the full model, for n samples:
+The published variants are recipes. Shapes of the full model, for n samples:
 
     frames (n, 1600, 4) -> (n, 4, 1600) -> (n, 30, 399) -> (n, 90, 99) -> (n, 180, 24) -> (n, 4320) -> … -> (n, 15)
 """
 
 from collections import OrderedDict
-from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from podium.errors import UserError
-from podium.layers.norm import NormSection, build_norm
-from podium.schema import Section
-
-
-class NeuronModel(Section):
-    """`workload.model` of neuron. The defaults are the full published model."""
-
-    #: cnn: convolutions; lstm: the last hidden state of an LSTM; both into the same linear layers
-    kind: Literal["cnn", "lstm"] = "cnn"
-    #: cnn: per block the filters, kernel size and max-pool of one convolution
-    filters: tuple[PositiveInt, ...] = (30, 90, 180)
-    kernels: tuple[PositiveInt, ...] = (4, 4, 4)
-    pools: tuple[PositiveInt, ...] = (4, 4, 4)
-    #: lstm: size of the hidden state, layers on top of one another
-    lstm_hidden: PositiveInt = 128
-    lstm_layers: PositiveInt = 1
-    #: lstm: consecutive time bins read in one step; 1 is the published form, with 1,600 steps in a row
-    lstm_patch: PositiveInt = 16
-    #: of the features that enter the linear layers
-    norm: NormSection = NormSection()
-    #: widths of the linear layers before the last one
-    linear: tuple[PositiveInt, ...] = (512, 512, 512, 256, 128)
-    #: share of each linear layer's outputs zeroed in training
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
-    #: bring voltages to mean 0 and spread 1, probe by probe: for files that hold plain mV
-    standardise: bool = False
-
-    @model_validator(mode="after")
-    def _as_many_of_each(self) -> Self:
-        if not self.filters or not len(self.filters) == len(self.kernels) == len(self.pools):
-            raise ValueError(
-                f"filters, kernels and pools need one entry per block, but have {len(self.filters)}, "
-                f"{len(self.kernels)} and {len(self.pools)}"
-            )
-        return self
+from podium.layers.norm import build_norm
+from podium.workloads.neuron.section import NeuronModel
 
 
 class Standardise(nn.Module):
-    """(v - mean) / std, per probe. Part of the model, so that a checkpoint carries it wherever it goes."""
+    """(v - mean) / std, by probe. Part of the model, so that checkpoints include the statistics."""
 
     mean: Tensor
     scale: Tensor
@@ -68,14 +33,14 @@ class Standardise(nn.Module):
 
 
 class ChannelsFirst(nn.Module):
-    """(n, bins, probes), as stored, to (n, probes, bins), as convolutions want it."""
+    """Maps (n, bins, probes), as stored, to (n, probes, bins), as convolutions need it."""
 
     def forward(self, frames: Tensor) -> Tensor:
         return frames.transpose(1, 2)
 
 
 class LastState(nn.Module):
-    """(n, bins, probes), `patch` bins per step, to the LSTM's hidden state after the last step (n, hidden)."""
+    """Maps (n, bins, probes), with `patch` bins per step, to the LSTM's last hidden state (n, hidden)."""
 
     def __init__(self, num_probes: int, hidden: int, layers: int, patch: int) -> None:
         super().__init__()
@@ -95,9 +60,9 @@ def build_network(
     num_outputs: int,
     statistics: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
 ) -> nn.Sequential:
-    """The blocks in order, named as a pipeline's device allocation prints them.
+    """Build the blocks in order, named as in the device allocation of a pipeline.
 
-    `statistics` are mean and standard deviation per probe, for `standardise`.
+    `statistics` are mean and standard deviation by probe, for `standardise`.
     """
     blocks: OrderedDict[str, nn.Module] = OrderedDict()
     if section.standardise:
@@ -122,14 +87,14 @@ def _add_convolutions(blocks: dict[str, nn.Module], section: NeuronModel, num_bi
     channels, bins = num_probes, num_bins
     shape = zip(section.filters, section.kernels, section.pools, strict=True)
     for number, (filters, kernel, pool) in enumerate(shape, start=1):
-        # ReLU after the pool: the same values, at a fraction of the work.
+        # ReLU after the pool: the same values at a fraction of the cost.
         block = nn.Sequential(nn.Conv1d(channels, filters, kernel), nn.MaxPool1d(pool), nn.ReLU())
         blocks[f"conv{number}"] = block if number > 1 else nn.Sequential(ChannelsFirst(), *block)
         left = (bins - kernel + 1) // pool
         if left < 1:
             raise UserError(
-                f"`workload.model`: block {number} (kernel {kernel}, pool {pool}) does not fit the {bins} time bins "
-                f"that reach it."
+                f"workload.model: block {number} (kernel {kernel}, pool {pool}) does not fit the {bins} time bins "
+                f"that reach it"
             )
         channels, bins = filters, left
     blocks["flatten"] = nn.Flatten()
@@ -139,7 +104,7 @@ def _add_convolutions(blocks: dict[str, nn.Module], section: NeuronModel, num_bi
 def _add_lstm(blocks: dict[str, nn.Module], section: NeuronModel, num_bins: int, num_probes: int) -> int:
     if num_bins % section.lstm_patch:
         raise UserError(
-            f"`workload.model.lstm_patch` is {section.lstm_patch}, which does not divide the {num_bins} time bins."
+            f"workload.model.lstm_patch = {section.lstm_patch}: expected a divisor of the {num_bins} time bins"
         )
     blocks["lstm"] = LastState(num_probes, section.lstm_hidden, section.lstm_layers, section.lstm_patch)
     return section.lstm_hidden

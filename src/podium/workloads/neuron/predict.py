@@ -1,4 +1,4 @@
-"""What a person looks at after training: predicted against true parameters, residuals, and example cells."""
+"""The report after training: predicted against true parameters, residuals, and example cells."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from podium.table import Table
-from podium.workloads import figures
-from podium.workloads.base import Picture, Prediction
+from podium.contract import Picture, Prediction
+from podium.ui import figures
+from podium.ui.table import Table
 from podium.workloads.neuron.data import BIN_MS
 
-#: More cells than this change nothing that can be seen, and their voltages take memory.
+#: More cells would make no visible difference, and their voltages take memory.
 MAX_SAMPLES = 5_000
-#: Example cells, by where they stand when cells are ordered by their error.
+#: Example cells, by their quantile when cells are ordered by error.
 _EXAMPLES = (("Predicted well", 0.05), ("Typical", 0.5), ("Predicted badly", 0.95))
 _COLUMNS = 5
 _LINK = "#c5ccd6"
@@ -37,7 +37,7 @@ class Quality:
 
 
 def quality(target: NDArray, output: NDArray, names: Sequence[str]) -> list[Quality]:
-    """One entry per parameter, in their order."""
+    """Return one entry per parameter, in order."""
     error = output.astype(np.float64) - target
     mse, variance = np.square(error).mean(axis=0), target.astype(np.float64).var(axis=0)
     r2 = 1 - mse / np.where(variance > 0, variance, np.nan)
@@ -56,10 +56,10 @@ def predict(
     volts: tuple[float, float] | None = None,
     resimulate: Resimulate | None = None,
 ) -> Prediction:
-    """Writes the pictures into `folder`.
+    """Write the pictures to `folder`.
 
-    `volts` (offset, unit) takes frames back to mV: frame = (mV - offset) / unit. With `resimulate` as well, predictions
-    are also judged by the voltages they make.
+    `volts` (offset, unit) converts frames to mV: frame = (mV - offset) / unit. With `resimulate` as well, predictions
+    are also judged by the voltages they produce.
     """
     resimulate = resimulate if volts else None
     qualities = quality(target, output, parameter_names)

@@ -1,33 +1,21 @@
-"""The neuron inverter: from the voltages of a neuron, the parameters that made it. The contract, tied together."""
+"""The neuron inverter: predicts the parameters of a neuron from its voltages. Implements the contract."""
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from podium.data.arrays import Source
-from podium.schema import Section
-from podium.workloads.base import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
-from podium.workloads.neuron.data import NeuronData, NeuronSamples, simulate_shown
-from podium.workloads.neuron.model import NeuronModel, build_network
-
-
-class NeuronMake(Section):
-    """What `podium data make neuron` takes: cells to simulate, and the folder for the files."""
-
-    samples: PositiveInt
-    out: Path
-    seed: NonNegativeInt = 1
-    cell: str = "simulated"
-    dtype: Literal["float16", "float32"] = "float16"
-    valid: PositiveInt | None = None
-    test: PositiveInt | None = None
+from podium.contract import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
+from podium.data.source import Source
+from podium.recipe.section import Section
+from podium.workloads.neuron.data import NeuronSamples, simulate_shown
+from podium.workloads.neuron.model import build_network
+from podium.workloads.neuron.section import NeuronData, NeuronMake, NeuronModel
 
 
 class Workload:
-    """The contract of `podium.workloads.base` for neuron."""
+    """The neuron workload; `podium.contract` documents its members."""
 
     ModelSection: ClassVar[type[Section]] = NeuronModel
     DataSection: ClassVar[type[Section]] = NeuronData
@@ -40,7 +28,7 @@ class Workload:
 
     @staticmethod
     def make(section: NeuronMake) -> None:
-        """Simulates a data set in the published layout."""
+        """Simulate a data set in the published layout."""
         options = section.model_dump(exclude={"samples", "out"})
         simulate_shown(section.out, section.samples, **options)
 
@@ -56,7 +44,7 @@ class Workload:
         return (batch["frames"],)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        # In single precision whatever the model computes in: a sum over a micro-batch leaves bfloat16's reach.
+        # Always in single precision: bfloat16 is not precise enough for a sum over a micro-batch.
         error = model(batch["frames"]).float() - batch["target"]
         count, num_parameters = error.shape
         loss = error.square().sum() / num_parameters
@@ -77,7 +65,7 @@ class Workload:
         }
 
     def predict(self, model: nn.Module, outputs: Outputs, folder: Path) -> Prediction:
-        from podium.workloads.neuron import predict  # draws with matplotlib, which takes long to import
+        from podium.workloads.neuron import predict  # draws with matplotlib, which is slow to import
 
         given, got = outputs("test", predict.MAX_SAMPLES)
         samples = self._samples

@@ -1,0 +1,1 @@
+"""Checkpoints: written atomically with checksums, read back and verified; weights for Hugging Face's libraries."""

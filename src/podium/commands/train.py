@@ -1,0 +1,228 @@
+"""`podium train`, `resume` and `topology`: alone in this process, as one instance of many, or as their launcher."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from podium import __version__
+from podium import train as training
+from podium.checkpoints.reading import go_back
+from podium.commands.runs import print_summary
+from podium.data.sources.hdf5 import divide_memory
+from podium.distributed.instances import Instances
+from podium.errors import Interrupted, UserError
+from podium.launch.environment import Place, find_place
+from podium.launch.plan import plan_launch, ssh_commands
+from podium.recipe.loading import Recipe, load_recipe, parse_override, recipe_with
+from podium.runs.folder import Run, check_free, next_free_folder, open_run
+from podium.topology import (
+    Topology,
+    auto_instances,
+    build_topology,
+    possible_instances,
+    resolve_threads,
+    usable_cores,
+)
+from podium.training.stop_request import StopRequest, resume_continues
+from podium.tune.tuner import tuned
+from podium.ui.console import say, show_table, warn
+
+#: the training itself, as one instance of several
+Body = Callable[[Topology, Instances], Run]
+
+
+def train(
+    name: str,
+    overrides: list[str],
+    out: Path | None,
+    num_instances: str | None,
+    hosts: str | None,
+    join: bool,
+    stop: StopRequest,
+) -> None:
+    """Train in a new folder."""
+    place = find_place(os.environ)
+    # Under a launcher all instances choose before they meet, and instance 0 creates the folder after: they agree.
+    folder = out or next_free_folder(Path("runs"), name)
+    if place is not None:
+        restarted = place.attempt > 0
+
+        def load() -> tuple[Recipe, Body]:
+            if restarted and out is None:
+                raise UserError("the launcher has restarted the instances: give --out, so that they find their run")
+            recipe = load_recipe(name, overrides)
+            return recipe, lambda topo, them: training.train(recipe, folder, topo, them, stop, again=restarted)
+
+        _as_instance(place, stop, load)
+    recipe = load_recipe(name, overrides)
+    if not join:
+        check_free(folder)
+    if hosts is None:
+        overrides, num_instances = tuned(name, overrides, recipe, num_instances)
+        recipe = load_recipe(name, overrides)
+    topology = _topology(recipe, num_instances, hosts)
+    if topology.num_instances == 1 and hosts is None:
+        print_summary(training.train(recipe, folder, topology, stop=stop))
+        return
+    with _launching(Run(folder), stop):
+        _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join)
+
+
+#: sections, and a key, that say how a training is carried out, not what is learnt: a run may continue with others
+_CARRIED_BY = ("parallel", "launch")
+_ALSO = "precision.trap"
+
+
+def resume(
+    path: Path,
+    overrides: list[str],
+    num_instances: str | None,
+    hosts: str | None,
+    join: bool,
+    stop: StopRequest,
+    update: int | None = None,
+) -> None:
+    """Continue a run on any number of instances; from the checkpoint of `update`, where one is given."""
+    stop.advice = resume_continues(path)
+    place = find_place(os.environ)
+    if place is not None:
+        restarted = place.attempt > 0
+
+        def load() -> tuple[Recipe, Body]:
+            run, recipe = _run_to_continue(path, overrides)
+            if place.index == 0 and not restarted:
+                _go_back(run, update)
+            return recipe, lambda topo, them: training.resume(run, recipe, topo, them, stop, again=restarted)
+
+        _as_instance(place, stop, load)
+    run, recipe = _run_to_continue(path, overrides)
+    _go_back(run, update)
+    topology = _topology(recipe, num_instances, hosts)
+    if topology.num_instances == 1 and hosts is None:
+        print_summary(training.resume(run, recipe, topology, stop=stop))
+        return
+    with _launching(run, stop):
+        _launch(recipe, topology, ["resume", str(path), *overrides], path, hosts, join)
+
+
+def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
+    run = open_run(path)
+    changed = dict(parse_override(text) for text in overrides)
+    for key in changed:
+        if key.partition(".")[0] not in _CARRIED_BY and key != _ALSO:
+            raise UserError(
+                f"{key} cannot change when a run continues, only {_ALSO} and keys of {' and '.join(_CARRIED_BY)} can: "
+                "`podium train` begins a new one"
+            )
+    return run, recipe_with(run.recipe(), changed) if changed else run.recipe()
+
+
+def _go_back(run: Run, update: int | None) -> None:
+    if update is not None:
+        with run.locked():
+            for removed in go_back(run.checkpoints, update):
+                say(f"removed {removed}, which is after update {update}")
+
+
+def topology(name: str, overrides: list[str], num_instances: str | None, hosts: str | None) -> None:
+    """Draw which host and instance carries which replicas and stages."""
+    show_table(_topology(load_recipe(name, overrides), num_instances, hosts).table())
+
+
+def _topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> Topology:
+    """Return a topology with as many instances as asked for, or the minimum that stages and hosts allow."""
+    names = tuple(name.strip() for name in hosts.split(",")) if hosts else ("this host",)
+    if not all(names):
+        raise UserError(f"--hosts {hosts}: expected host names separated by commas")
+    num_replicas, num_stages = recipe.batch.num_replicas, recipe.parallel.num_stages
+    if num_instances is None:
+        count = next(iter(possible_instances(num_replicas, num_stages, len(names))), num_stages)
+    elif num_instances == "auto":
+        cores = len(usable_cores())
+        threads = resolve_threads(recipe.engine.threads, cores, num_replicas * num_stages)
+        count = auto_instances(num_replicas, cores * len(names), threads, num_stages, len(names))
+    elif num_instances.isdecimal() and int(num_instances) > 0:
+        count = int(num_instances)
+    else:
+        raise UserError(f"--instances {num_instances}: expected a number or auto")
+    return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers)
+
+
+def _launch(
+    recipe: Recipe, topology: Topology, arguments: list[str], folder: Path, hosts: str | None, join: bool
+) -> None:
+    from podium.launch import agent
+    from podium.launch.addresses import local_names
+
+    cores = len(usable_cores())
+    threads = resolve_threads(recipe.engine.threads, cores, topology.num_replicas * topology.num_stages)
+    if topology.instances_per_host * threads > cores:
+        warn(
+            f"{topology.instances_per_host} instances × {threads} threads share the {cores} cores of this host "
+            "and will slow each other down"
+        )
+    command = (sys.executable, "-m", "podium", *arguments)
+    plan = plan_launch(topology, local_names(), recipe.launch.port, command)
+    others = {}
+    if hosts and not join:
+        whole = (*command, "--hosts", hosts, "--instances", str(topology.num_instances))
+        others = ssh_commands(plan, recipe.launch.ssh, str(Path.cwd()), whole)
+    agent.launch(plan, recipe.launch, others)
+    if plan.host_index == 0:
+        print_summary(Run(folder))
+
+
+@contextmanager
+def _launching(run: Run, stop: StopRequest) -> Iterator[None]:
+    """End a launch on signals that come before there are instances; ignore one that comes after the run is complete."""
+    import podium.launch.agent  # noqa: F401 (loaded before signals may raise)
+
+    stop.answer_at_once()
+    try:
+        yield
+    except Interrupted:
+        if run.summary().get("state") != "done":
+            raise
+
+
+def _as_instance(place: Place, stop: StopRequest, load: Callable[[], tuple[Recipe, Body]]) -> NoReturn:
+    """Run what `load` returns as one instance of several, and end this process."""
+    from podium.launch.failures import stop_was_requested
+    from podium.launch.join import InstanceTask, take_place
+
+    if place.launch_folder is not None:
+        stop.process = os.getppid()  # Podium's launcher, whose time limit goes on when it restarts instances
+        # torch's agent sends signals of its own, to the remaining instances when one is lost
+        stop.speaks = partial(stop_was_requested, Path(place.launch_folder))
+    divide_memory(place.local_count)
+
+    def load_task() -> InstanceTask:
+        recipe, body = load()
+        facts = {
+            "podium": __version__,
+            "torch": torch.__version__,
+            "recipe_sha256": recipe.sha256(),
+            "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        }
+
+        def run(topology: Topology, instances: Instances) -> None:
+            done = body(topology, instances)
+            if instances.index == 0 and place.launch_folder is None:
+                print_summary(done)
+
+        return InstanceTask(facts, recipe.batch.num_replicas, recipe.parallel, recipe.launch.timeout, run)
+
+    code = take_place(place, load_task)
+    if place.count > 1:
+        # Everything is written. If torn down in order, threads of torch's groups, which may wait for instances that
+        # are gone, would now and then abort the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)

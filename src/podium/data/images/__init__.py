@@ -1,0 +1,1 @@
+"""Photographs of any size: where they are stored, which crops are taken, and how these are decoded."""

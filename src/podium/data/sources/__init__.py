@@ -1,0 +1,1 @@
+"""Sources for arrays in memory, HDF5 files and generated samples."""

@@ -1,0 +1,1 @@
+"""Text as tokens: documents, tokenizers, folders of tokens, and windows over them."""

@@ -1,0 +1,1 @@
+"""Random crops of large periodic boxes, rotated and reflected."""

@@ -1,0 +1,1 @@
+"""Communication between instances: exact sums, shared memory, pipelines, sharding, and lost instances."""

@@ -1,0 +1,313 @@
+"""The instances (processes) of a run and how they communicate: through shared memory when all are on one host,
+otherwise, and for whatever only `torch.distributed` can do, over its gloo process groups.
+
+`train.py` joins them and passes them to the engine and to validation. Values that must not depend on the number of
+instances are only combined in `sum_exact`, which fixes the order of additions, or in `gather`, which adds nothing.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from itertools import count as numbers
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from podium.distributed.lost import naming_lost_instance
+from podium.distributed.shared_memory import SharedMemory
+
+#: large buffers are sent in pieces of this many bytes, so that one is added while the next is in transit
+PIECE_BYTES = 4 << 20
+#: number of extra bytes worth sending to save one round of messages
+ROUND_BYTES = 1 << 18
+#: above this, the additions that halving saves outweigh its extra rounds (2 instances; both ways send the same bytes)
+DOUBLING_BYTES = 1 << 20
+#: lane n uses tag _FIRST_TAG + n; lower tags are free for other messages
+_FIRST_TAG = 16
+#: size in bytes of the shared-memory buffers for `gather` and `broadcast`
+EXCHANGE_BYTES = 1 << 20
+
+
+class Instances:
+    """This process among `count` instances, which carry the aligned blocks of replicas in order of `index`.
+
+    Methods are collective: every instance makes the same calls in the same order. `sum_exact` uses tagged messages
+    only, which gloo keeps separate from everything else, so other threads may call it while the main thread uses the
+    other methods.
+
+    Where replicas are cut into stages, the instances of a run also form two kinds of groups, again of this class
+    (`split_groups`): the data-parallel group (same stage) and the pipeline group (stages of the same replicas).
+    """
+
+    def __init__(
+        self,
+        index: int,
+        count: int,
+        connect: Callable[[], dist.ProcessGroup] | None = None,
+        timeout_s: float = math.inf,
+        num_per_host: int = 1,
+        members: Sequence[int] | None = None,
+        shared_memory: SharedMemory | None = None,
+    ) -> None:
+        """Create one instance's view of a group.
+
+        `connect` makes the gloo group when it is first needed; `shared_memory`, given where all instances share
+        memory, has two buffers of EXCHANGE_BYTES.
+        """
+        self.index = index
+        self.count = count
+        self.timeout_s = timeout_s
+        #: number of consecutive instances that are on one host and may share memory
+        self.num_per_host = num_per_host
+        #: the indices of these instances among all instances of the run
+        self.members = tuple(members or range(count))
+        self._connect = connect
+        self._group: dist.ProcessGroup | None = None
+        self._shared, self._num_exchanges = shared_memory, 0
+        self._received: dict[tuple[torch.dtype, int], Tensor] = {}
+
+    @classmethod
+    def alone(cls) -> Self:
+        """Return a group of one instance."""
+        return cls(0, 1)
+
+    @classmethod
+    def join(cls, store: dist.Store, index: int, count: int, timeout_s: float, num_per_host: int = 1) -> Self:
+        """Join the other instances through `store`. A message that takes longer than `timeout_s` raises InstanceLost.
+
+        Each host has `num_per_host` consecutive instances.
+        """
+        if count == 1:
+            return cls.alone()
+        assert count % num_per_host == 0
+        timeout = timedelta(seconds=timeout_s)
+
+        def connect() -> dist.ProcessGroup:
+            dist.init_process_group("gloo", store=store, rank=index, world_size=count, timeout=timeout)
+            assert dist.group.WORLD is not None
+            return dist.group.WORLD
+
+        shared_memory = None
+        if num_per_host == count:
+            with naming_lost_instance(None):
+                gather = _gather_through(store, index, count, timeout)
+                sizes = [(EXCHANGE_BYTES, torch.uint8)] * 2
+                shared_memory = SharedMemory.open(gather, index, count, range(count), timeout_s, sizes)
+        instances = cls(index, count, connect, timeout_s, num_per_host, shared_memory=shared_memory)
+        if shared_memory is None:
+            instances.group()
+        return instances
+
+    def group(self) -> dist.ProcessGroup:
+        """Return the gloo group of these instances; collective the first time.
+
+        Created only when needed: gloo has a thread that wakes a hundred times a second, which takes 0.4 % of a core
+        from the training.
+        """
+        if self._group is None:
+            assert self._connect is not None, "alone, or closed"
+            with naming_lost_instance(None):
+                self._group = self._connect()
+        return self._group
+
+    def split_groups(self, num_stages: int) -> "tuple[Instances, Instances]":
+        """Return (data-parallel group, pipeline group): the instances that carry the same stage of other replicas,
+        and those that carry the stages of the same replicas.
+
+        Stages of the same replicas are on consecutive instances. Collective.
+        """
+        self.group()
+        timeout = timedelta(seconds=self.timeout_s)
+        per_host = self.num_per_host // num_stages if self.num_per_host % num_stages == 0 else 1
+
+        def part(members: range, num_per_host: int) -> "Instances | None":
+            group = dist.new_group(members, timeout=timeout, backend="gloo") if len(members) > 1 else None
+            if self.index not in members:
+                return None
+            connect = None if group is None else lambda: group
+            return Instances(members.index(self.index), len(members), connect, self.timeout_s, num_per_host, members)
+
+        with naming_lost_instance(None):
+            same_stage = [part(range(stage, self.count, num_stages), per_host) for stage in range(num_stages)]
+            same_replicas = [part(range(first, first + num_stages), 1) for first in range(0, self.count, num_stages)]
+        (data_group,) = filter(None, same_stage)
+        (pipeline_group,) = filter(None, same_replicas)
+        return data_group, pipeline_group
+
+    def sum_exact(self, flat: Tensor, lane: int = 0, distance: int = 1) -> None:
+        """Sum `flat` (one-dimensional, contiguous, the same length everywhere) over the instances, in place.
+
+        Several threads may call this at the same time, each in its own lane. `distance`: `flat` is already the sum
+        over an aligned block of this many instances, so only instances that far apart have to be combined.
+
+        Partners are 1, 2, 4 … apart, so the additions are the upper levels of the tree over replicas, and all
+        instances end with the same bits (a + b = b + a). Short buffers use recursive doubling: the whole buffer goes
+        to every partner. Long ones use recursive halving: half of what is left goes to each partner, followed by the
+        mirrored all-gather.
+        """
+        if distance >= self.count or flat.numel() == 0:
+            return
+        assert self.count & (self.count - 1) == 0, "the tree joins a power of two of instances"
+        assert flat.dim() == 1
+        assert flat.is_contiguous()
+        if self._doubling_pays(flat.numel() * flat.element_size(), self.count // distance):
+            for _ in self._double(flat, self._received_in(flat, flat.numel(), lane), lane, distance):
+                pass
+            return
+        size = max(1, PIECE_BYTES // flat.element_size())
+        pieces = flat.split(size)
+        half = (size + 1) // 2
+        received = self._received_in(flat, half * len(pieces), lane).split(half)
+        steps = [self._halve(piece, into, lane, distance) for piece, into in zip(pieces, received, strict=True)]
+        while steps:  # every piece posts its messages before the first one waits
+            steps = [step for step in steps if next(step, False)]
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Return the `values` of all instances in their order, as (count, *values.shape). Shapes must be equal."""
+        if self.count == 1:
+            return values.unsqueeze(0)
+        gathered = values.new_empty((self.count, *values.shape))
+        if values.numel() and self._shared is not None:
+            rows = gathered.view(self.count, -1).view(torch.uint8)
+            own = rows[self.index]
+            own.copy_(values.reshape(-1).view(torch.uint8))
+            for pieces, part in self._exchange(own):
+                for row, piece in zip(rows, pieces, strict=True):
+                    row[part].copy_(piece)
+        elif values.numel():
+            with naming_lost_instance(None):
+                dist.all_gather_single(gathered.view(-1), values.contiguous().view(-1), group=self.group())
+        return gathered
+
+    def broadcast(self, values: Tensor) -> None:
+        """Overwrite `values` (contiguous, the same shape everywhere) with those of instance 0."""
+        if self.count == 1 or not values.numel():
+            return
+        if self._shared is not None:
+            flat = values.view(-1).view(torch.uint8)
+            for pieces, part in self._exchange(flat if self.index == 0 else flat[:0], flat.numel()):
+                flat[part].copy_(pieces[0])
+        else:
+            with naming_lost_instance(0):
+                dist.broadcast(values, group=self.group(), group_src=0)
+
+    def barrier(self) -> None:
+        """Return when every instance has called this method."""
+        if self._shared is not None:
+            self._shared.barrier()
+        elif self.count > 1:
+            with naming_lost_instance(None):
+                dist.barrier(group=self.group())
+
+    def close(self) -> None:
+        """Leave the groups; no communication is possible afterwards."""
+        self._connect = self._shared = None
+        if self._group is not None:
+            self._group = None
+            dist.destroy_process_group()
+
+    def _exchange(self, own: Tensor, length: int = 0) -> Iterator[tuple[list[Tensor], slice]]:
+        """Exchange the bytes `own` through shared memory, piece by piece; yield (the pieces of all instances, their
+        slice of the whole). All instances pass the same number of bytes; one that only receives passes an empty tensor
+        and the `length`.
+
+        Two buffers alternate, so one barrier per piece is enough: an instance that reaches it has read the previous
+        piece.
+        """
+        assert self._shared is not None
+        for start in range(0, length or own.numel(), EXCHANGE_BYTES):
+            part = slice(start, min(start + EXCHANGE_BYTES, length or own.numel()))
+            buffer, self._num_exchanges = self._num_exchanges % 2, self._num_exchanges + 1
+            size = part.stop - part.start
+            if own.numel():
+                self._shared.flats[self.index][buffer][:size].copy_(own[part])
+            self._shared.barrier()
+            yield [flats[buffer][:size] for flats in self._shared.flats], part
+
+    @staticmethod
+    def _doubling_pays(num_bytes: int, count: int) -> bool:
+        """Return whether doubling (log2(p) · n bytes in log2(p) rounds) beats halving (2 (1 - 1/p) · n bytes in twice
+        as many rounds)."""
+        num_rounds = count.bit_length() - 1
+        extra = (num_rounds - 2 * (1 - 1 / count)) * num_bytes
+        return num_bytes <= DOUBLING_BYTES and extra <= num_rounds * ROUND_BYTES
+
+    def _received_in(self, flat: Tensor, length: int, lane: int) -> Tensor:
+        """Return the lane's receive buffer, grown as needed."""
+        buffer = self._received.get((flat.dtype, lane))
+        if buffer is None or buffer.numel() < length or buffer.device != flat.device:
+            buffer = torch.empty(length, dtype=flat.dtype, device=flat.device)
+            self._received[flat.dtype, lane] = buffer
+        return buffer[:length]
+
+    # Both are generators that yield once their messages are posted and have to be waited for.
+
+    def _double(self, flat: Tensor, received: Tensor, lane: int, distance: int) -> Iterator[bool]:
+        while distance < self.count:
+            exchange = self._posted(lane, self.index ^ distance, flat, received)
+            yield True
+            exchange.wait()
+            flat.add_(received)
+            distance *= 2
+
+    def _halve(self, flat: Tensor, received: Tensor, lane: int, distance: int) -> Iterator[bool]:
+        kept: list[tuple[Tensor, Tensor]] = []  # (mine, the partner's), from the whole to the smallest part
+        part = flat
+        while distance < self.count:
+            mid = (part.numel() + 1) // 2
+            mine, theirs = part[:mid], part[mid:]
+            if self.index & distance:
+                mine, theirs = theirs, mine
+            into = received[: mine.numel()]
+            exchange = self._posted(lane, self.index ^ distance, theirs, into)
+            yield True
+            exchange.wait()
+            mine.add_(into)
+            kept.append((mine, theirs))
+            part, distance = mine, distance * 2
+        for mine, theirs in reversed(kept):
+            distance //= 2
+            exchange = self._posted(lane, self.index ^ distance, mine, theirs)
+            yield True
+            exchange.wait()
+
+    def _posted(self, lane: int, partner: int, sent: Tensor, received: Tensor) -> "_Exchange":
+        name = self.members[partner]
+        with naming_lost_instance(name):
+            messages = []
+            # Messages between two instances arrive in the order in which they are sent, so one tag per lane is
+            # enough. These are the group's own methods: dist.isend and dist.irecv do the same after many checks.
+            if received.numel():
+                messages.append(self.group().recv([received], partner, _FIRST_TAG + lane))
+            if sent.numel():
+                messages.append(self.group().send([sent], partner, _FIRST_TAG + lane))
+        return _Exchange(name, messages)
+
+
+class _Exchange:
+    """A pair of messages in flight, one each way."""
+
+    def __init__(self, partner: int, messages: list[dist.Work]) -> None:
+        self._partner, self._messages = partner, messages
+
+    def wait(self) -> None:
+        with naming_lost_instance(self._partner):
+            for message in self._messages:
+                message.wait()
+
+
+def _gather_through(store: dist.Store, index: int, count: int, timeout: timedelta) -> Callable[[Tensor], Tensor]:
+    """Return a function like `Instances.gather` that needs only a store."""
+    calls = numbers()
+
+    def gather(values: Tensor) -> Tensor:
+        call = next(calls)
+        keys = [f"call-{call}/{place}" for place in range(count)]
+        store.set(keys[index], json.dumps(values.tolist()))
+        store.wait(keys, timeout)
+        return torch.tensor([json.loads(store.get(key)) for key in keys], dtype=values.dtype)
+
+    return gather

@@ -1,0 +1,86 @@
+"""The reduction by torch's DistributedDataParallel: `engine.reduction: fast`. Bits depend on the number of instances.
+
+Gradients of the local replicas accumulate in `param.grad`; the last backward pass all-reduces them. The count, the
+request to stop and the floating-point buffers are all-reduced in one small message.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from podium.distributed.instances import Instances
+from podium.distributed.reduction.tree import Tensors, TreeSum, add_in_place, take_gradients
+from podium.errors import UserError
+
+
+class DdpReduction:
+    """Sums over all replicas, in whatever order is fastest."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: list[nn.Parameter],
+        buffers: list[Tensor],
+        instances: Instances,
+        waited: Callable[[float], None],
+    ) -> None:
+        self._prepare_message(params, buffers, instances, waited)
+        self._ddp = DistributedDataParallel(
+            model,
+            process_group=instances.group(),
+            forward_sync_buffers=False,  # they are averaged instead: see `start`
+            gradient_as_bucket_view=True,
+        )
+        self.model: nn.Module = self._ddp
+
+    def _prepare_message(
+        self,
+        params: list[nn.Parameter],
+        buffers: list[Tensor],
+        instances: Instances,
+        waited: Callable[[float], None],
+    ) -> None:
+        """Set up everything but the reduction of gradients."""
+        self._instances = instances
+        self._params, self._buffers, self._waited = params, buffers, waited
+        self._message = torch.empty(0)
+        self._work: dist.Work | None = None
+        self.buffer_totals: list[Tensor] = []
+
+    def micro_batch(self, last: bool) -> AbstractContextManager:
+        return nullcontext() if last else self._ddp.no_sync()
+
+    def take(self) -> Tensors:
+        return take_gradients([], self._buffers)
+
+    def start(self, tree: TreeSum, count: int, stop: bool) -> None:
+        totals = self.take()
+        for sums in reversed(tree.partial):
+            add_in_place(totals, sums)
+        head = torch.tensor([count, stop], dtype=torch.float64)
+        self._message = torch.cat([head, *(total.double().cpu().flatten() for total in totals if total is not None)])
+        self._work = dist.all_reduce(self._message, group=self._instances.group(), async_op=True)
+
+    def finish(self) -> tuple[Tensor, bool]:
+        assert self._work is not None
+        if any(param.grad is None for param in self._params):
+            # DistributedDataParallel would silently skip the reduction of this update, and fail in the next.
+            raise UserError(
+                "engine.reduction=fast needs a gradient for every parameter, and some of this model have none: "
+                "use engine.reduction=exact, which allows that"
+            )
+        began = time.perf_counter()
+        self._work.wait()
+        self._waited(time.perf_counter() - began)
+        count, stop = self._message[:2].tolist()
+        parts = self._message[2:].split([buffer.numel() for buffer in self._buffers])
+        self.buffer_totals = [
+            part.view(buffer.shape).to(buffer) for part, buffer in zip(parts, self._buffers, strict=True)
+        ]
+        # DistributedDataParallel leaves the mean over the instances in `param.grad`, not the sum.
+        return torch.tensor(count / self._instances.count, dtype=torch.float32), bool(stop)

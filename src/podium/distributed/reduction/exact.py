@@ -1,0 +1,262 @@
+"""The exact reduction of gradients while the backward pass still runs: flat buckets, threads that sum them, hooks.
+
+`Engine` uses one `ExactReduction` when there are several instances and the reduction is exact. In an update:
+
+    all local replicas but the last leave their partial sums in a `TreeSum`
+    after the last one's last forward pass, `start` fills in what is known (count, buffers) and arms the hooks
+    in its backward pass, a hook per parameter counts down; a complete bucket gets the local sums and goes to a thread
+    `finish` hands over the rest, waits for the threads, and makes `param.grad` views of the buckets
+
+Buckets are filled in reverse order of the model's parameters, roughly the order of the backward pass, and always
+handed over in the same order, which is all that instances need to agree on.
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor, nn
+
+from podium.distributed.instances import Instances
+from podium.distributed.reduction.summed_buffers import Buffers, summed_buffers
+from podium.distributed.reduction.tree import Tensors, TreeSum, add_in_place, take_gradients
+from podium.machine.threads import stay_single
+
+#: The first bucket is smaller, so that communication starts early; then few large ones, as each costs some rounds.
+FIRST_BYTES = 1 << 20
+BUCKET_BYTES = 4 << 20
+#: number of threads that sum buckets in turn, so that one waits for messages while the other adds
+_LANES = 2
+#: views start at multiples of this many elements
+_ALIGNMENT = 16
+#: The count of items is lo + 4096 · hi in two float32 elements. Sums are exact up to 4,096 instances and 2^36 items.
+_COUNT_BASE = 4096
+_HEAD = 3  # elements: lo, hi, how many instances ask to stop
+_HEAD_PLACE = -1  # no tensor's index
+
+
+@dataclass
+class _Bucket:
+    """Tensors of one type that are summed together: parameters, in the first buckets also the head and buffers.
+
+    They are followed by one element per parameter: on how many instances a replica had a gradient for it.
+    """
+
+    dtype: torch.dtype
+    number: int = 0
+    num_elements: int = 0
+    params: list[int] = field(default_factory=list)
+    num_missing: int = 0
+    handed_over: bool = False
+    flat: Tensor = field(default_factory=lambda: torch.empty(0))
+    present: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def reserve(self, num_elements: int) -> int:
+        """Reserve room for `num_elements`; return its offset."""
+        offset = self.num_elements
+        self.num_elements += -(-num_elements // _ALIGNMENT) * _ALIGNMENT
+        return offset
+
+
+class ExactReduction:
+    """The exact sums of gradients and floating-point buffers over all replicas of all instances."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: list[nn.Parameter],
+        buffers: list[Tensor],
+        instances: Instances,
+        waited: Callable[[float], None],
+    ) -> None:
+        """Prepare the reduction; `params` and `buffers` are in the order of the tensors in `TreeSum`: parameters first.
+        Collective."""
+        self.model = model
+        self._params, self._buffers, self._waited = params, buffers, waited
+        self._device = params[0].device
+        self._buckets, places = _planned(_backward_order(model, params), params, buffers)
+        sizes = [(bucket.num_elements + len(bucket.params), bucket.dtype) for bucket in self._buckets]
+        summed = summed_buffers(instances, sizes, self._device, _LANES)
+        for bucket, flat in zip(self._buckets, summed.flats, strict=True):
+            bucket.flat, bucket.present = flat, flat[bucket.num_elements :]
+        self._head = places[_HEAD_PLACE][0].flat[:_HEAD]
+        self._views = [_view(*places[index], tensor) for index, tensor in enumerate([*params, *buffers])]
+        self.buffer_totals = self._views[len(params) :]
+        self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.params}
+        self._armed = False
+        self._next = 0
+        self._partial: list[Tensors] = []
+        self._known_present: list[list[float]] | None = None
+
+        self._to_send: list[SimpleQueue[int | None]] = [SimpleQueue() for _ in self._buckets[:_LANES]]
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        for lane, to_send in enumerate(self._to_send):
+            args = (summed, lane, to_send, self._done)
+            threading.Thread(target=_sum_buckets, args=args, name=f"gradients-{lane}", daemon=True).start()
+        method = weakref.WeakMethod(self._on_gradient)
+        handles = [
+            param.register_post_accumulate_grad_hook(_weak_hook(method, index)) for index, param in enumerate(params)
+        ]
+        weakref.finalize(self, _end, self._to_send, handles)
+
+    def micro_batch(self, last: bool) -> AbstractContextManager:
+        return nullcontext()
+
+    def take(self) -> Tensors:
+        return take_gradients(self._params, self._buffers)
+
+    def start(self, tree: TreeSum, count: int, stop: bool) -> None:
+        self._partial = tree.partial[::-1]
+        self._head.copy_(torch.tensor([count % _COUNT_BASE, count // _COUNT_BASE, stop], dtype=torch.float32))
+        self._sum_locally(range(len(self._params), len(self._views)), self._buffers)
+        for bucket in self._buckets:
+            bucket.num_missing, bucket.handed_over = len(bucket.params), False
+        self._next, self._armed = 0, True
+
+    def finish(self) -> tuple[int | Tensor, bool]:
+        self._armed = False
+        for bucket in self._buckets[self._next :]:  # some parameter had no gradient in this update
+            self._hand_over(bucket)
+        self._partial = []
+        began = time.perf_counter()
+        for _ in self._buckets:
+            error = self._done.get()
+            if error is not None:
+                raise error
+        self._waited(time.perf_counter() - began)
+        for bucket, present in zip(self._buckets, self._present(), strict=True):
+            for index, num_present in zip(bucket.params, present, strict=True):
+                self._params[index].grad = self._views[index] if num_present else None
+        return self._read_head()
+
+    def _on_gradient(self, index: int) -> None:
+        """Hand over complete buckets; called by the backward pass when the gradient of a parameter is complete."""
+        if not self._armed:
+            return
+        bucket = self._bucket_of[index]
+        assert not bucket.handed_over, "a gradient changed after it was sent (is a block recomputed with reentrance?)"
+        bucket.num_missing -= 1
+        while self._next < len(self._buckets) and self._buckets[self._next].num_missing == 0:
+            self._hand_over(self._buckets[self._next])
+            self._next += 1
+
+    def _hand_over(self, bucket: _Bucket) -> None:
+        grads = [self._params[index].grad for index in bucket.params]
+        self._sum_locally(bucket.params, grads)
+        bucket.present.fill_(1.0)
+        for place, (index, grad) in enumerate(zip(bucket.params, grads, strict=True)):
+            if grad is None and all(sums[index] is None for sums in self._partial):
+                bucket.present[place] = 0.0
+        for index, grad in zip(bucket.params, grads, strict=True):
+            if grad is not None:
+                self._params[index].grad = self._views[index]  # frees the gradient's own memory
+        bucket.handed_over = True
+        self._to_send[bucket.number % _LANES].put(bucket.number)
+
+    def _sum_locally(self, indices: Sequence[int], last: Sequence[Tensor | None]) -> None:
+        """Write partial sums + tensors of the last replica to the views, in the tree's order (from the right;
+        a + b = b + a)."""
+        views = [self._views[index] for index in indices]
+        first, rest = self._partial[:1], self._partial[1:]
+        for index, view, tensor in zip(indices, views, last, strict=True):
+            present = [sums for sums in (tensor, *(sums[index] for sums in first)) if sums is not None]
+            if len(present) == 2:
+                torch.add(*present, out=view)  # one pass over the memory instead of two
+            elif present:
+                view.copy_(present[0])
+            else:
+                view.fill_(-0.0)  # x + -0.0 is x for every x; x + 0.0 is not x for x = -0.0
+        for sums in rest:
+            add_in_place(list(views), [sums[index] for index in indices])
+
+    def _present(self) -> list[list[float]]:
+        """Return for each bucket and parameter whether any replica had a gradient; read from an accelerator only
+        once."""
+        if self._device.type == "cpu" or self._known_present is None:
+            self._known_present = [bucket.present.tolist() for bucket in self._buckets]
+        return self._known_present
+
+    def _read_head(self) -> tuple[int | Tensor, bool]:
+        if self._device.type != "cpu":
+            return self._head[0] + self._head[1] * _COUNT_BASE, bool(self._head[2])  # the host waits for the flag
+        lo, hi, stop = self._head.tolist()
+        return int(lo) + int(hi) * _COUNT_BASE, stop > 0
+
+
+def _backward_order(model: nn.Module, params: list[nn.Parameter]) -> list[int]:
+    place = {param: index for index, param in enumerate(params)}
+    return [place[param] for param in reversed(list(model.parameters())) if param in place]
+
+
+def _planned(
+    order: list[int], params: list[nn.Parameter], buffers: list[Tensor]
+) -> tuple[list[_Bucket], dict[int, tuple[_Bucket, int]]]:
+    """Plan the buckets: the head and buffers, then neighbours in `order`; a bucket holds one type of element.
+
+    Return the buckets, and for all parameters and buffers their bucket and offset.
+    """
+    tensors = [*params, *buffers]
+    head = _Bucket(torch.float32)
+    places = {_HEAD_PLACE: (head, head.reserve(_HEAD))}
+    closed: list[_Bucket] = []
+    open_ = {head.dtype: head}
+    for index in [*range(len(params), len(tensors)), *order]:
+        tensor = tensors[index]
+        bucket = open_.setdefault(tensor.dtype, _Bucket(tensor.dtype))
+        places[index] = (bucket, bucket.reserve(tensor.numel()))
+        if index < len(params):
+            bucket.params.append(index)
+            if bucket.num_elements * tensor.element_size() >= (BUCKET_BYTES if closed else FIRST_BYTES):
+                closed.append(open_.pop(tensor.dtype))
+    buckets = closed + list(open_.values())
+    for number, bucket in enumerate(buckets):
+        bucket.number = number
+    return buckets, places
+
+
+def _view(bucket: _Bucket, offset: int, like: Tensor) -> Tensor:
+    """Return a part of a bucket in the shape of `like` and, where that has no gaps, in its memory layout
+    (channels-last, say): fused optimisers need gradients laid out like their parameters."""
+    stride = torch.empty_like(like, device="meta").stride()
+    return bucket.flat.as_strided(like.shape, stride, bucket.flat.storage_offset() + offset)
+
+
+# Nothing below refers to an `ExactReduction`, so that it is freed, and its threads end, with the engine that made it.
+
+
+def _sum_buckets(
+    summed: Buffers,
+    lane: int,
+    to_send: "SimpleQueue[int | None]",
+    done: "SimpleQueue[BaseException | None]",
+) -> None:
+    """Sum one bucket after the other, in a thread; end at None or at the first error."""
+    stay_single()
+    while (number := to_send.get()) is not None:
+        try:
+            summed.sum(number, lane)
+        except BaseException as error:
+            done.put(error)
+            return
+        done.put(None)
+
+
+def _weak_hook(method: weakref.WeakMethod, index: int) -> Callable[[Tensor], None]:
+    def hook(_: Tensor) -> None:
+        on_gradient = method()
+        if on_gradient is not None:
+            on_gradient(index)
+
+    return hook
+
+
+def _end(queues: "list[SimpleQueue[int | None]]", handles: list) -> None:
+    for to_send in queues:
+        to_send.put(None)
+    for handle in handles:
+        handle.remove()

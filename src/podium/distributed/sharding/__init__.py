@@ -1,0 +1,1 @@
+"""Optimiser state and parameters divided between instances, and gathered for checkpoints."""

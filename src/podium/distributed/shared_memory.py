@@ -1,0 +1,191 @@
+"""Memory that the instances of one host share, with barriers in it. Written here because neither torch nor gloo has
+such a transport for CPUs.
+
+    segment of a neighbour: its semaphores, one for each lane and neighbour, then its buffers (flat tensors)
+
+Segments have no name, and the system frees them when the last process that has them open ends, however it ends.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import select
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from podium.distributed.lost import InstanceLost
+
+_SEMAPHORE_BYTES = 64  # a sem_t takes 32 at most; each has its own cache line
+_ALIGNMENT_BYTES = 4096
+#: how often a waiting process checks that the other is still alive
+_CHECK_S = 0.2
+
+Size = tuple[int, torch.dtype]  # elements
+
+
+class SharedMemory:
+    """Buffers of the same sizes for each neighbour, visible to all of them, and lanes with a barrier each."""
+
+    def __init__(self, segments: "list[Segment]", own: int, members: Sequence[int], timeout_s: float) -> None:
+        self._segments, self.own, self._members, self._timeout_s = segments, own, members, timeout_s
+        self.others = [place for place in range(len(segments)) if place != own]
+        #: the buffers of each neighbour
+        self.flats = [segment.flats for segment in segments]
+
+    @classmethod
+    def open(
+        cls,
+        gather: Callable[[Tensor], Tensor],
+        index: int,
+        num_per_host: int,
+        members: Sequence[int],
+        timeout_s: float,
+        sizes: Sequence[Size],
+        num_lanes: int = 1,
+    ) -> "SharedMemory | None":
+        """Open the segments of all neighbours. Collective. Return None on all instances if a host has only one, or if
+        any of them cannot open another's memory.
+
+        `gather` is like `Instances.gather`; `index` is this instance's row in its result, where the instances of a
+        host are consecutive; `members` are the indices to name in errors. Buffers start as zeros.
+        """
+        if num_per_host == 1:
+            return None
+        own = index % num_per_host
+        neighbours = range(index - own, index - own + num_per_host)
+        segment = None
+        with suppress(OSError, AttributeError):  # not Linux, an old Linux, or not permitted
+            segment = Segment.create(num_per_host, num_lanes, sizes)
+        place = (segment.pid, segment.fd, segment.token) if segment else (0, 0, 0)
+        places = gather(torch.tensor(place, dtype=torch.int64)).tolist()
+        segments: list[Segment] = []
+        if segment:
+            try:
+                for neighbour in neighbours:
+                    pid, fd, token = places[neighbour]
+                    segments.append(segment if neighbour == index else Segment.opened(pid, fd, token, segment.layout))
+            except (OSError, ValueError):
+                segments = []
+        opened = gather(torch.tensor(bool(segments)))  # also keeps any from closing before all have opened
+        if not bool(opened.all()):
+            return None
+        return cls(segments, own, [members[neighbour] for neighbour in neighbours], timeout_s)
+
+    def barrier(self, lane: int = 0) -> None:
+        """Return when all instances of the host have called this for the lane; what they wrote before can be read."""
+        for place in self.others:
+            self._segments[place].post(lane, self.own)
+        own = self._segments[self.own]
+        for place in self.others:
+            waited, began = 0.0, time.monotonic()
+            while not own.wait(lane, place, _CHECK_S):
+                if self._segments[place].has_ended():
+                    raise InstanceLost(self._members[place], "its process has ended")
+                now = time.monotonic()
+                waited, began = waited + min(now - began, 2 * _CHECK_S), now  # ignores time spent suspended
+                if waited > self._timeout_s:
+                    raise InstanceLost(self._members[place], f"no answer in {self._timeout_s:g} s")
+
+
+class Segment:
+    """The memory of one neighbour as this process sees it."""
+
+    def __init__(self, fd: int, pid: int, token: int, layout: "Layout") -> None:
+        """Map the segment behind `fd`, and take ownership of `fd`; `pid` is the process that created the segment."""
+        self.fd, self.pid, self.token, self.layout = fd, pid, token, layout
+        weakref.finalize(self, os.close, fd)  # first, as what follows may fail
+        self._process = os.pidfd_open(pid)
+        weakref.finalize(self, os.close, self._process)
+        self._memory = mmap.mmap(fd, layout.num_bytes)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.flats = [
+            torch.frombuffer(self._memory, dtype=dtype, count=length, offset=offset)
+            for (length, dtype), offset in zip(layout.sizes, layout.offsets, strict=True)
+        ]
+
+    @classmethod
+    def create(cls, num_per_host: int, num_lanes: int, sizes: Sequence[Size]) -> "Segment":
+        if not hasattr(_C, "sem_clockwait"):
+            raise OSError("this C library has no semaphores that wait by the monotonic clock")
+        layout = Layout(num_per_host, num_lanes, sizes)
+        token = int.from_bytes(os.urandom(7))
+        fd = os.memfd_create("podium-instances")
+        try:
+            os.truncate(fd, layout.num_bytes)
+        except OSError:
+            os.close(fd)
+            raise
+        segment = cls(fd, os.getpid(), token, layout)
+        segment._memory[:8] = token.to_bytes(8)
+        for lane in range(num_lanes):
+            for neighbour in range(num_per_host):
+                _call("sem_init", segment._semaphore(lane, neighbour), 1, 0)
+        for flat in segment.flats:
+            flat.zero_()  # by this process, so that the memory is near the core that uses it most
+        return segment
+
+    @classmethod
+    def opened(cls, pid: int, fd: int, token: int, layout: "Layout") -> "Segment":
+        """Open the segment of another process; raise OSError or ValueError if that is not possible."""
+        if pid == 0:
+            raise ValueError("the process has no segment")
+        segment = cls(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR), pid, token, layout)
+        if segment._memory[:8] != token.to_bytes(8):
+            raise ValueError("another process has this number now")
+        return segment
+
+    def post(self, lane: int, neighbour: int) -> None:
+        _call("sem_post", self._semaphore(lane, neighbour))
+
+    def wait(self, lane: int, neighbour: int, seconds: float) -> bool:
+        """Wait for `neighbour` to post; return False if it does not within `seconds`. Releases Python's lock."""
+        until = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + int(seconds * 1e9)
+        deadline = _Timespec(*divmod(until, 10**9))
+        address = self._semaphore(lane, neighbour)
+        return _call("sem_clockwait", address, time.CLOCK_MONOTONIC, ctypes.byref(deadline))
+
+    def has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self._process, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _semaphore(self, lane: int, neighbour: int) -> ctypes.c_void_p:
+        place = 1 + lane * self.layout.num_per_host + neighbour
+        return ctypes.c_void_p(self._address + place * _SEMAPHORE_BYTES)
+
+
+class Layout:
+    """Offsets in a segment: the token, then the semaphores, then the buffers."""
+
+    def __init__(self, num_per_host: int, num_lanes: int, sizes: Sequence[Size]) -> None:
+        self.num_per_host, self.sizes = num_per_host, sizes
+        end = (1 + num_lanes * num_per_host) * _SEMAPHORE_BYTES
+        self.offsets = []
+        for length, dtype in sizes:
+            start = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            self.offsets.append(start)
+            end = start + length * dtype.itemsize
+        self.num_bytes = end
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_C = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *args: object) -> bool:
+    """Call a function of the C library that returns 0 on success; return False on a timeout or an interruption."""
+    if getattr(_C, name)(*args) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ETIMEDOUT, errno.EINTR):
+        return False
+    raise OSError(number, f"{name}: {os.strerror(number)}")

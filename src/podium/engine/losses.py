@@ -1,0 +1,109 @@
+"""Losses and metrics as (sum, count), from the device to the host; divided once, when a record is written."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from podium.contract import Loss
+from podium.distributed.instances import Instances
+from podium.distributed.messages import all_gather_facts
+
+
+@dataclass
+class Sums:
+    """(sum, count) of the loss and metrics over updates, as separate parts.
+
+    `math.fsum` adds the parts without intermediate rounding, so their order and grouping do not matter.
+    """
+
+    parts: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+
+    def add(self, name: str, total: float, count: int) -> None:
+        self.parts.setdefault(name, []).append((total, count))
+
+    def extend(self, other: "Sums") -> None:
+        for name, parts in other.parts.items():
+            self.parts.setdefault(name, []).extend(parts)
+
+    def means(self) -> dict[str, float]:
+        return {
+            name: _fsum(total for total, _ in parts) / max(1, sum(count for _, count in parts))
+            for name, parts in self.parts.items()
+        }
+
+
+def _fsum(values: Iterable[float]) -> float:
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):  # infinities of both signs, or beyond the range of a float
+        return math.nan
+
+
+class PendingLosses:
+    """Losses still on the device, to be transferred to the host all at once."""
+
+    def __init__(self) -> None:
+        self._values: list[Tensor] = []
+        self._labels: list[tuple[str, int]] = []
+
+    def add(self, loss: Loss) -> None:
+        self._values.append(loss.sum.detach())
+        self._labels.append(("loss", loss.count))
+        for name, (total, count) in loss.metrics.items():
+            self._values.append(total.detach())
+            self._labels.append((name, count))
+
+    def collect(self, instances: Instances | None = None) -> Sums:
+        """Wait for the device and return the values of all instances.
+
+        Instances may have any number of parts, including none. Takes two messages.
+        """
+        names, values = self._take()
+        if instances is None or instances.count == 1:
+            return _sums(names, values)
+        sums = Sums()
+        # JSON preserves every float exactly (in Python, also nan and infinities), and executes nothing when read.
+        for their_names, their_values in all_gather_facts(instances, [names, values.tolist()]):
+            sums.extend(_sums(their_names, torch.tensor(their_values, dtype=torch.float64).view(-1, 2)))
+        return sums
+
+    def collect_alike(self, instances: Instances, num_updates: int) -> Sums:
+        """Do the same where every instance has parts of the same names in the same order, as in training. Takes one
+        message.
+
+        Parts are in the order in which a single instance would have them: by update, then by replica.
+        """
+        names, values = self._take()
+        if instances.count == 1 or not names:
+            return _sums(names, values)
+        gathered = instances.gather(values.view(num_updates, -1, 2)).transpose(0, 1)
+        per_update = len(names) // num_updates
+        order = [
+            name
+            for start in range(0, len(names), per_update)
+            for name in names[start : start + per_update] * instances.count
+        ]
+        return _sums(order, gathered.reshape(-1, 2))
+
+    def _take(self) -> tuple[list[str], Tensor]:
+        """Return (names, a (parts, 2) tensor of sums and counts in float64, which holds them exactly); nothing is
+        pending afterwards."""
+        names = [name for name, _ in self._labels]
+        values = torch.zeros(len(names), 2, dtype=torch.float64)
+        if names:
+            alike = all(value.dtype == self._values[0].dtype for value in self._values)
+            # A single transfer from the device, however many values there are.
+            values[:, 0] = torch.stack(self._values if alike else [value.double() for value in self._values])
+            values[:, 1] = torch.tensor([count for _, count in self._labels], dtype=torch.float64)
+        self._values, self._labels = [], []
+        return names, values
+
+
+def _sums(names: Iterable[str], values: Tensor) -> Sums:
+    sums = Sums()
+    for name, (total, count) in zip(names, values.tolist(), strict=True):
+        sums.add(name, total, int(count))
+    return sums

@@ -1,0 +1,83 @@
+"""The replicas of this instance in one update: their samples, their random numbers, their forward and backward passes.
+
+`update.py` begins an update; a form of `parallelism.py` decides in which order the passes run.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from podium.contract import Batch, Loss, Workload
+from podium.engine.loss_scale import LossScale
+from podium.engine.losses import PendingLosses
+from podium.machine import foreach
+from podium.transforms.seeding import MicroBatch, enter_micro_batch
+
+
+class LocalReplicas:
+    """The replicas `numbers` of the run, each with `num_micro_batches` micro-batches per update.
+
+    Slots number the local ones from 0. Every replica starts an update from the same buffers.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        numbers: range,
+        num_micro_batches: int,
+        seed: int,
+        buffers: Sequence[Tensor],
+        device: torch.device,
+        loss_scale: LossScale,
+    ) -> None:
+        self._workload, self._numbers, self._seed = workload, numbers, seed
+        self._buffers, self._device, self._loss_scale = list(buffers), device, loss_scale
+        self.num, self.num_micro_batches = len(numbers), num_micro_batches
+        #: losses that the host has not read yet
+        self.pending = PendingLosses()
+        #: items of the losses of this update, so far
+        self.count = 0
+        #: the buffers at the start of this update, if there are several local replicas
+        self.start_buffers: list[Tensor] = []
+        self._update, self._samples = 0, dict[str, Tensor]()
+
+    def begin(self, update: int, samples: Mapping[str, Tensor]) -> None:
+        """Begin update number `update`; `samples`: (local replicas, accumulation, micro-batch, …), or empty where
+        another device of the pipeline has them."""
+        self._update, self._samples, self.count = update, dict(samples), 0
+        self.start_buffers = [buffer.clone() for buffer in self._buffers] if self.num > 1 else []
+
+    def reset_buffers(self) -> None:
+        """Reset the buffers to those that the first replica started from."""
+        if self.start_buffers:
+            foreach.copy_(self._buffers, self.start_buffers)
+
+    def batches(self, slot: int) -> list[Batch]:
+        """Return the micro-batches of a replica."""
+        num = self.num_micro_batches if self._samples else 0
+        return [{name: rows[slot, index] for name, rows in self._samples.items()} for index in range(num)]
+
+    def enter(self, slot: int, index: int) -> None:
+        """Seed torch for a micro-batch, whose random numbers depend only on its update, replica and index."""
+        enter_micro_batch(self._device, self._seed, MicroBatch(self._update, self._numbers[slot], index))
+
+    def forward(self, model: nn.Module, slot: int, index: int) -> Loss:
+        """Run the forward pass of a micro-batch."""
+        self.enter(slot, index)
+        return self._workload.loss(model, {name: rows[slot, index] for name, rows in self._samples.items()})
+
+    def backward(self, loss: Loss) -> None:
+        """Run the backward pass from the loss *sum*, times the loss scale."""
+        scale = self.scale
+        (loss.sum if scale == 1 else loss.sum * scale).backward()
+
+    @property
+    def scale(self) -> float:
+        """The factor on the loss in this update."""
+        return self._loss_scale.value
+
+    def add(self, loss: Loss) -> None:
+        """Add a loss to the pending ones, without waiting for the device."""
+        self.pending.add(loss)
+        self.count += loss.count

@@ -1,0 +1,134 @@
+"""The task of a training, and the state that checkpoints hold.
+
+Task         the workload with its samples, and the length of the training
+TrainState   everything that an update changes: weights, optimiser, schedule, loss scale, average, progress
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from podium.contract import Workload
+from podium.data.source import Source
+from podium.distributed.pipeline.meta_blocks import local_tensors, remote_names
+from podium.engine.loss_scale import LossScale
+from podium.engine.losses import Sums
+from podium.optim.averaging import WeightAverage
+from podium.optim.optimisers import Optimiser
+from podium.optim.schedules import Schedule
+from podium.recipe.durations import Duration
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The length of an epoch and of the training, in updates."""
+
+    updates_per_epoch: int
+    total_updates: int
+    global_batch: int
+
+    def updates(self, duration: Duration) -> int:
+        return duration.updates(
+            updates_per_epoch=self.updates_per_epoch, global_batch=self.global_batch, total_updates=self.total_updates
+        )
+
+    def place(self, update: int) -> dict[str, float]:
+        """Return the position of update number `update` in the training, as given in every record."""
+        return {
+            "update": update,
+            "epoch": update / self.updates_per_epoch,
+            "samples": update * self.global_batch,
+        }
+
+
+@dataclass
+class Progress:
+    """How far the training is, with its last and best results; saved in every checkpoint, so that resumed runs keep
+    it."""
+
+    update: int = 0
+    train_last: dict[str, float] = field(default_factory=dict)
+    train_best: dict[str, float] = field(default_factory=dict)
+    valid_last: dict[str, float] = field(default_factory=dict)
+    valid_best: dict[str, float] = field(default_factory=dict)
+    best_update: int | None = None
+    #: the last validation of the averaged weights, where the training keeps an average
+    average_last: dict[str, float] = field(default_factory=dict)
+    num_averaged: int = 0
+    #: losses of updates since the last record (for a run that stopped between two records)
+    pending: Sums = field(default_factory=Sums)
+
+    def take_train(self) -> dict[str, float]:
+        """Return the means of the pending losses; nothing is pending afterwards."""
+        self.train_last, self.pending = self.pending.means(), Sums()
+        if self.train_last["loss"] <= self.train_best.get("loss", math.inf):
+            self.train_best = self.train_last
+        return self.train_last
+
+    def take_valid(self, means: dict[str, float]) -> bool:
+        """Store the result of a validation; return whether it is the best so far."""
+        self.valid_last = means
+        if means["loss"] < self.valid_best.get("loss", math.inf):
+            self.valid_best, self.best_update = means, self.update
+            return True
+        return False
+
+    def state(self) -> dict[str, Any]:
+        """Return the fields for the checkpoint, as values that JSON stores exactly."""
+        return {**vars(self), "pending": self.pending.parts}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        pending = {name: [(total, count) for total, count in parts] for name, parts in state["pending"].items()}
+        return cls(**{**state, "pending": Sums(pending)})
+
+
+@dataclass(frozen=True)
+class Task:
+    """The task of a training: a workload, its samples, and the length."""
+
+    workload: Workload
+    train_source: Source
+    valid_source: Source
+    lengths: Lengths
+
+
+@dataclass
+class TrainState:
+    """Everything that updates change, and that a checkpoint must hold."""
+
+    model: nn.Module
+    optimiser: Optimiser
+    schedule: Schedule
+    loss_scale: LossScale = field(default_factory=lambda: LossScale(1.0))
+    progress: Progress = field(default_factory=Progress)
+    #: average of the weights, where the recipe asks for one
+    average: WeightAverage | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return everything but the tensors, as values that JSON stores exactly."""
+        return {
+            "schedule": self.schedule.state(),
+            "progress": self.progress.state(),
+            "loss_scale": self.loss_scale.state(),
+        }
+
+    def load(self, saved: Mapping[str, Any], average: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned. Weights and optimiser state are restored by the checkpoint itself."""
+        self.progress = Progress.from_state(saved["progress"])
+        self.schedule.load(saved["schedule"])
+        if "loss_scale" in saved:
+            self.loss_scale.load(saved["loss_scale"])
+        if self.average is not None:
+            elsewhere = remote_names(self.model)
+            held = {name: tensor for name, tensor in average.items() if name not in elsewhere}
+            self.average.load(held, self.progress.num_averaged)
+
+    def take_average(self, model: nn.Module) -> None:
+        """Add the weights of `model`, the whole model, to the average."""
+        assert self.average is not None
+        self.average.take(local_tensors(model))
+        self.progress.num_averaged = self.average.num_taken

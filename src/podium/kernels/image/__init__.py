@@ -1,0 +1,1 @@
+"""Images as bytes, mirrored and normalised in one pass."""

@@ -1,0 +1,47 @@
+"""Faster forms of plain modules, applied to a model from outside. Called by `transforms/apply.py` before anything else.
+
+Models stay plain: their modules change class in place, to subclasses of the plain ones, so parameters keep their names
+and shapes, and a checkpoint is the same for every layout. Strides of convolution weights do change.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+
+from podium.kernels import fusing, registry
+from podium.kernels.conv import modules as convolutions
+from podium.kernels.eligibility import keep_apart
+from podium.layers.transformer import FewRows
+
+Layout = Literal["default", "channels_last"]
+#: kernels that replace single modules
+_OF_MODULES = ("conv3d_stride2", "attention", "dropout_gelu", "vocabulary")
+
+
+def resolve_layout(choice: Literal["auto"] | Layout, device: torch.device) -> Layout:
+    """Return the layout; `auto` gives the fastest for the device type, for any model. It is part of the numerics."""
+    if choice != "auto":
+        return choice
+    return "channels_last" if device.type == "cpu" else "default"
+
+
+def apply_layout(model: nn.Module, layout: Layout, blocks: Sequence[nn.Module] = ()) -> None:
+    """Set the memory layout of the convolutions and pools of `model`, and apply the kernels in use to its layers.
+
+    Only modules whose class is exactly a plain one change it, so this comes before anything else that changes classes.
+    No operator crosses the boundaries of `blocks`. With the default layout, all layers are left to torch.
+    """
+    if layout == "default":
+        return
+    keep_apart(blocks)
+    kernels = [kernel for name in _OF_MODULES if (kernel := registry.find(name)) is not None]
+    few_rows = registry.find("few_rows") is not None
+    for module in model.modules():
+        if isinstance(module, FewRows):
+            module.only_needed = few_rows
+        convolutions.install(module)
+        fusing.install(module)
+        for kernel in kernels:
+            kernel.install(module)

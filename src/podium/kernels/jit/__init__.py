@@ -1,0 +1,1 @@
+"""Machine code compiled while the program runs: LLVM through llvmlite, and loops over vectors."""

@@ -1,0 +1,1 @@
+"""Batch norm with sum and ReLU as one operator."""

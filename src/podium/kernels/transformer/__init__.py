@@ -1,0 +1,1 @@
+"""Operators of transformers: attention with dropout, GELU, cross-entropy, large vocabularies."""

@@ -1,0 +1,137 @@
+"""What a launcher tells this process: its place among the instances, and the cores that it may use.
+
+The only reader of launch variables (torch's launcher, Slurm, Podium's own).
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from podium.errors import UserError
+from podium.topology import share_of_cores
+
+#: Variables that Podium's own launcher hands to the instances it starts.
+LAUNCH_FOLDER, HOST_NAME, HOST_CORES = "PODIUM_LAUNCH_FOLDER", "PODIUM_HOST_NAME", "PODIUM_HOST_CORES"
+COMMAND = "PODIUM_COMMAND"
+#: Set for hosts that are started by ssh: they end when their standard input does.
+END_WITH_INPUT = "PODIUM_END_WITH_INPUT"
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the instances of a run, as its launcher says."""
+
+    index: int
+    count: int
+    local_index: int
+    local_count: int
+    #: where the store is that instances meet at, and whether it is the launcher's (else it is that of instance 0)
+    address: str
+    port: int
+    launcher_has_store: bool
+    #: how often the launcher has restarted the instances
+    attempt: int = 0
+    host: str = ""
+    #: cores of the host that all its instances share; None: whatever this process may use
+    host_cores: tuple[int, ...] | None = None
+    #: where Podium's launcher reads what went wrong; None under other launchers
+    launch_folder: str | None = None
+
+
+def find_place(env: Mapping[str, str]) -> Place | None:
+    """Return the place that torch's launcher, Podium's or Slurm gave to this process; None when a person started it."""
+    try:
+        if "RANK" in env and "WORLD_SIZE" in env:
+            return _place_of_torch(env)
+        # A batch script has the job's variables, too, but is not a task of a step: treated as started by a person.
+        if "SLURM_STEP_ID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
+            return _place_of_slurm(env)
+    except (KeyError, ValueError) as error:
+        raise UserError(f"the launcher's environment is incomplete or cannot be understood: {error}") from None
+    return None
+
+
+def _place_of_torch(env: Mapping[str, str]) -> Place:
+    cores = env.get(HOST_CORES)
+    return Place(
+        index=int(env["RANK"]),
+        count=int(env["WORLD_SIZE"]),
+        local_index=int(env["LOCAL_RANK"]),
+        local_count=int(env["LOCAL_WORLD_SIZE"]),
+        address=env["MASTER_ADDR"],
+        port=int(env["MASTER_PORT"]),
+        launcher_has_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        host=env.get(HOST_NAME, ""),
+        host_cores=tuple(map(int, cores.split(","))) if cores else None,
+        launch_folder=env.get(LAUNCH_FOLDER),
+    )
+
+
+def _place_of_slurm(env: Mapping[str, str]) -> Place:
+    index, count = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
+    hosts = int(env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES") or 1)
+    # A port of its own for every job and step, so that two on one host do not meet.
+    job, step = int(env["SLURM_JOB_ID"]), int(env["SLURM_STEP_ID"])
+    return Place(
+        index=index,
+        count=count,
+        local_index=int(env["SLURM_LOCALID"]),
+        local_count=count // hosts,
+        address="127.0.0.1"
+        if hosts == 1
+        else first_slurm_host(env.get("SLURM_STEP_NODELIST") or env["SLURM_NODELIST"]),
+        port=20000 + (job * 31 + step) % 12000,
+        launcher_has_store=False,
+        attempt=int(env.get("SLURM_RESTART_COUNT", "0")),
+        host=env.get("SLURMD_NODENAME", ""),
+    )
+
+
+def first_slurm_host(hosts: str) -> str:
+    """Return the first host of Slurm's compressed list: `gpu[003-007,9],login` -> `gpu003`."""
+    match = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,]*)", hosts)
+    if match is None:
+        raise ValueError(f"no host in {hosts!r}")
+    stem, numbers, rest = match.groups()
+    return stem + (re.split(r"[-,]", numbers)[0] if numbers else "") + rest
+
+
+def ends_with_input(env: Mapping[str, str]) -> bool:
+    """Return whether this launcher was started by another host's, through ssh, and must not outlive it."""
+    return END_WITH_INPUT in env
+
+
+def launch_environment(folder: str, host: str, cores: tuple[int, ...]) -> dict[str, Any]:
+    """Return what Podium's launcher tells its instances beyond what torch's agent does."""
+    return {
+        LAUNCH_FOLDER: folder,
+        HOST_NAME: host,
+        HOST_CORES: ",".join(map(str, cores)),
+        COMMAND: json.dumps(sys.argv),
+    }
+
+
+def user_command(env: Mapping[str, str]) -> list[str]:
+    """Return the command that a person gave: this process's own, or that of the launcher which started it."""
+    command: list[str] = json.loads(env[COMMAND]) if COMMAND in env else sys.argv
+    return command
+
+
+def num_host_cores(place: Place, cores: Sequence[Sequence[int]]) -> int:
+    """Return how many cores the instances of this host have together, bound by the launcher or not."""
+    first = place.index - place.local_index
+    return len(set().union(*map(set, cores[first : first + place.local_count])))
+
+
+def own_cores(place: Place, cores: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the cores that an instance takes: an equal share of what it has in common with the others of its host,
+    or all that it may use where the launcher has bound the instances to cores already."""
+    first = place.index - place.local_index
+    mine = tuple(cores[place.index])
+    if any(set(other) != set(mine) for other in cores[first : first + place.local_count]):
+        return mine
+    return share_of_cores(mine, place.local_index, place.local_count)

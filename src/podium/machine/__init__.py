@@ -1,0 +1,1 @@
+"""What belongs to the machine, not to training: cores, threads, files, caches, compiled loops, random numbers."""

@@ -1,0 +1,1 @@
+"""Recipes: their sections and rules, the shipped files, and reading and checking a whole recipe."""

@@ -1,0 +1,286 @@
+"""Recipes: reading, `base:` inheritance, `key=value` overrides, validation, the resolved form.
+
+Defaults < base files < the file < the command line. What is written later overrides inherited keys that contradict it
+(`Section.overruled`). Unknown keys are errors; `messages.py` says what is wrong, and where.
+Only `cli.py`, `train.py` and the commands handle a whole `Recipe`.
+"""
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import Field, ValidationError, create_model
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from podium.errors import UserError
+from podium.recipe.messages import did_you_mean, explain
+from podium.recipe.section import Section, sections_of
+from podium.recipe.sections.average import AverageSection
+from podium.recipe.sections.batch import BatchSection
+from podium.recipe.sections.checkpoint import CheckpointSection
+from podium.recipe.sections.engine import EngineSection
+from podium.recipe.sections.launch import LaunchSection
+from podium.recipe.sections.log import LogSection
+from podium.recipe.sections.optim import OptimSection
+from podium.recipe.sections.parallel import ParallelSection
+from podium.recipe.sections.precision import PrecisionSection
+from podium.recipe.sections.schedule import ScheduleSection
+from podium.recipe.sections.train import TrainSection
+from podium.recipe.sections.valid import ValidSection
+from podium.recipe.sections.workload import WorkloadSection
+from podium.recipe.shipped import SHIPPED, shipped_recipes
+from podium.workloads.registry import WORKLOADS, workload_sections
+
+COMMAND_LINE = "command line"
+Tree = dict[str, Any]
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+class Recipe(Section):
+    """Everything about a training."""
+
+    workload: WorkloadSection
+    batch: BatchSection
+    train: TrainSection
+    optim: OptimSection
+    schedule: ScheduleSection = ScheduleSection()
+    precision: PrecisionSection = PrecisionSection()
+    average: AverageSection = AverageSection()
+    parallel: ParallelSection = ParallelSection()
+    engine: EngineSection = EngineSection()
+    valid: ValidSection = ValidSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    log: LogSection = LogSection()
+    launch: LaunchSection = LaunchSection()
+    seed: Annotated[int, Field(ge=0)] = 1
+
+    def tree(self) -> Tree:
+        """Return the resolved tree, ready for YAML; reading it again gives an equal recipe."""
+        tree: Tree = self.model_dump(mode="json", by_alias=True)
+        return tree
+
+    def sha256(self) -> str:
+        """Return a hash that identifies the training: any change of a resolved value changes it."""
+        return hashlib.sha256(json.dumps(self.tree(), sort_keys=True).encode()).hexdigest()
+
+
+class Layer(NamedTuple):
+    """The content of one file, or of the command line."""
+
+    origin: str
+    tree: Tree
+
+
+def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
+    """Return the recipe called `name` (a shipped name or a path) with `section.key=value` overrides."""
+    layers = _read(name, ())
+    written: Tree = {}
+    for text in overrides:
+        dotted, value = parse_override(text)
+        _merge(written, _nested(dotted, value))
+    if written:
+        layers.append(Layer(COMMAND_LINE, written))
+    plain: Tree = {}
+    for layer in layers:
+        _merge(plain, layer.tree)
+    origins = {key: layer.origin for layer in layers for key in _leaves(layer.tree)}
+    schema = _workload_schema(plain, origins, name)
+    tree: Tree = {}
+    origins = {}
+    for layer in layers:
+        _drop_overruled(schema, tree, layer.tree, origins)
+        _merge(tree, layer.tree)
+        for key in _leaves(layer.tree):
+            origins.pop(key, None)  # the key set last moves to the end
+            origins[key] = layer.origin
+    return validated(schema, tree, origins, name)
+
+
+def recipe_from_tree(tree: Tree, where: str = "recipe") -> Recipe:
+    """Return the recipe of a whole tree; `where` is the origin that error messages name."""
+    return validated(_workload_schema(tree, {}, where), tree, {}, where)
+
+
+def recipe_with(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with other values for some dotted keys; batch sizes that are not given are derived again."""
+    tree = recipe.tree()
+    if any(key.startswith("batch.") for key in keys):
+        tree["batch"]["global"] = None
+    for dotted, value in keys.items():
+        _merge(tree, _nested(dotted, value))
+    return recipe_from_tree(tree)
+
+
+def validated(
+    schema: type[SectionT], tree: Tree, origins: Mapping[str, str] | None = None, where: str = COMMAND_LINE
+) -> SectionT:
+    """Return `tree` as a section; raise UserError with the mistakes in one sentence."""
+    try:
+        # JSON's strict rules: a string is never a number and true is never 1, but a list may become a tuple.
+        return schema.model_validate_json(json.dumps(tree, default=str), strict=True)
+    except ValidationError as error:
+        raise UserError(explain(error, schema, origins or {}, where)) from None
+
+
+def to_yaml(tree: Mapping[str, Any]) -> str:
+    """Return the YAML text of a tree, with keys in their order and short lists on one line."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.representer.add_representer(
+        list, lambda out, items: out.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+    )
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.width = 120
+    out = io.StringIO()
+    yaml.dump(dict(tree), out)
+    return out.getvalue()
+
+
+def recipe_path(name: str) -> Path:
+    """Return the file of a shipped recipe (`neuron`, `mnist/exercise`) or of a path."""
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"recipe file {name} does not exist")
+        return path
+    for candidate in (f"{name}.yaml", f"{name}/default.yaml", f"{name}/quick.yaml"):
+        path = SHIPPED / candidate
+        if path.is_file() and path.resolve().is_relative_to(SHIPPED.resolve()):
+            return path
+    hint = did_you_mean(name, (shipped for shipped, _ in shipped_recipes()))
+    raise UserError(
+        f"there is no recipe {name!r}{hint or ' (`podium recipes` lists them; a file of your own ends in .yaml)'}"
+    )
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def _read(name: str, chain: tuple[Path, ...]) -> list[Layer]:
+    """Return the content of the recipe and of those it is based on, the lowest base first."""
+    path = recipe_path(name)
+    if path.resolve() in chain:
+        loop = " -> ".join(p.name for p in (*chain, path))
+        raise UserError(f"{path}: base is circular ({loop})")
+    own = read_yaml(path)
+    bases = own.pop("base", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise UserError(f"{path}: base = {json.dumps(bases, default=str)}: expected a recipe name or a list of them")
+    layers = []
+    for base in bases:
+        if base.endswith((".yaml", ".yml")):
+            base = str(path.parent / base)
+        layers += _read(base, (*chain, path.resolve()))
+    shown = path.relative_to(SHIPPED.parent) if path.is_relative_to(SHIPPED) else path
+    tree: Tree = {}
+    _merge(tree, own)
+    return [*layers, Layer(str(shown), tree)]
+
+
+def read_yaml(path: Path) -> Tree:
+    """Read a YAML 1.2 mapping; duplicate keys are errors and nothing in the file is executed."""
+    try:
+        tree = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = (error.problem or str(error)).strip().splitlines()[0]
+        raise UserError(f"{path}{line}: not valid YAML: {problem}") from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise UserError(f"{path}: expected sections such as `batch:` at the top level")
+    return tree
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Split `section.key=value` into key and value, the value read as YAML."""
+    dotted, equals, raw = text.partition("=")
+    if not equals or not dotted or not all(dotted.split(".")):
+        raise UserError(f"{COMMAND_LINE}: {text!r} is not of the form section.key=value")
+    try:
+        return dotted, YAML(typ="safe", pure=True).load(raw) if raw else None
+    except YAMLError:
+        return dotted, raw
+
+
+def _nested(dotted: str, value: Any) -> Tree:
+    for part in reversed(dotted.split(".")):
+        value = {part: value}
+    tree: Tree = value
+    return tree
+
+
+#: sections that may be given by their most important key alone: `precision: 16.16`
+_SHORT = {"precision": "mode", "average": "method"}
+
+
+def _merge(into: Tree, tree: Tree, prefix: str = "") -> None:
+    for key, value in tree.items():
+        dotted = f"{prefix}{key}"
+        if dotted in _SHORT and not isinstance(value, dict | None):
+            value = {_SHORT[dotted]: value}
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value, f"{dotted}.")
+        else:
+            into[key] = json.loads(json.dumps(value, default=str)) if isinstance(value, dict) else value
+
+
+def _drop_overruled(
+    schema: type[Section], inherited: Tree, written: Tree, origins: dict[str, str], prefix: str = ""
+) -> None:
+    """Drop the inherited keys that contradict what is written later."""
+    for key in schema.overruled(inherited, written):
+        inherited.pop(key, None)
+        origins.pop(f"{prefix}{key}", None)
+    for name, field in schema.model_fields.items():
+        key = field.alias or name
+        below, above = inherited.get(key), written.get(key)
+        if isinstance(below, dict) and isinstance(above, dict):
+            for kind in sections_of(field):
+                _drop_overruled(kind, below, above, origins, f"{prefix}{key}.")
+
+
+def _leaves(tree: Tree) -> Iterator[str]:
+    """Yield the dotted key of everything in a tree, sections included."""
+    for key, value in tree.items():
+        yield str(key)
+        if isinstance(value, dict):
+            yield from (f"{key}.{leaf}" for leaf in _leaves(value))
+
+
+# --- schema ---------------------------------------------------------------------------------------------------------
+
+
+def _workload_schema(tree: Tree, origins: Mapping[str, str], where: str) -> type[Recipe]:
+    """Return the schema of the recipe's workload."""
+    workload = tree.get("workload")
+    name = workload.get("name") if isinstance(workload, dict) else None
+    if isinstance(name, str) and name in WORKLOADS:
+        return schema_of(name)
+    shown = f"workload.name = {json.dumps(name, default=str)}" if name is not None else "workload.name is missing"
+    raise UserError(
+        f"{origins.get('workload.name', where)}: {shown}: expected one of {', '.join(WORKLOADS)}"
+        + did_you_mean(name, WORKLOADS)
+    )
+
+
+@cache
+def schema_of(workload: str) -> type[Recipe]:
+    """Return the schema of recipes for a workload of the table."""
+    sections = workload_sections(workload)
+    section = create_model(
+        "WorkloadSection",
+        __base__=WorkloadSection,
+        model=(sections.model, Field(default_factory=sections.model)),
+        data=(sections.data, Field(default_factory=sections.data)),
+    )
+    return create_model("Recipe", __base__=Recipe, workload=(section, ...))

@@ -1,0 +1,34 @@
+"""The `launch` section: how instances are started and watched, by `launch/agent.py`."""
+
+import shlex
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, NonNegativeInt
+
+from podium.recipe.durations import Seconds
+from podium.recipe.section import Section
+
+
+def _command(text: str) -> str:
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = []
+    if not words:
+        raise ValueError("expected a command with its options, such as ssh -p 2222")
+    return text
+
+
+class LaunchSection(Section):
+    """How instances are started and watched; none of these keys changes the weights."""
+
+    #: how often a run restarts automatically, from its last checkpoint, after losing an instance
+    restarts: NonNegativeInt = 3
+    #: seconds that an instance may be silent, or that a host may take to join
+    timeout: Seconds = 300.0
+    #: port at which hosts meet; a single host uses any free port
+    port: Annotated[int, Field(ge=1, le=65535)] = 29400
+    #: the command that reaches another host, with its options as in a shell
+    ssh: Annotated[str, AfterValidator(_command)] = "ssh"
+    #: rotate instances that have one core each over the cores, so that all share the slowest one equally
+    turns: bool = True

@@ -1,0 +1,15 @@
+"""The `log` section: where metric records go. `runs/metrics.py` writes them."""
+
+from typing import Literal
+
+from podium.recipe.section import Section
+
+
+class LogSection(Section):
+    """Where metric records go in addition to `metrics.jsonl`, and whether pictures are made at the end."""
+
+    tensorboard: bool = True
+    #: predict after the last update and write report.html (`podium predict` does it later)
+    report: bool = True
+    wandb: Literal["off", "offline", "online"] = "off"
+    wandb_project: str = "podium"

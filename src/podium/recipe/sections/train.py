@@ -1,0 +1,12 @@
+"""The `train` section: how long to train."""
+
+from podium.recipe.durations import Duration, Seconds
+from podium.recipe.section import Section
+
+
+class TrainSection(Section):
+    """How long to train."""
+
+    length: Duration
+    #: wall-clock time after which the run saves a checkpoint and exits with 75, to be resumed
+    time_limit: Seconds | None = None

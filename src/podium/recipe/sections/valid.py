@@ -1,0 +1,17 @@
+"""The `valid` section: when and how to validate. `training/evaluate.py` does it."""
+
+from pydantic import PositiveInt
+
+from podium.recipe.durations import Duration
+from podium.recipe.section import Section
+
+
+class ValidSection(Section):
+    """When and how to validate."""
+
+    #: also after the last update; 0 means only then
+    every: Duration = Duration(1, "ep")
+    #: samples in one forward pass
+    micro: PositiveInt = 256
+    #: use only this many samples, the first ones
+    max_samples: PositiveInt | None = None

@@ -1,0 +1,1 @@
+"""The run folder: what a training writes into it, metrics, and the report."""

@@ -1,0 +1,280 @@
+"""The run folder: every path in it, the record of the environment, the summary. Nobody else builds these names.
+
+Reading a run loads no torch; only `environment`, which describes the machine for a new one, does.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podium import __version__
+from podium.errors import UserError, system_reason, writing
+from podium.launch.environment import user_command
+from podium.recipe.loading import Recipe, read_yaml, recipe_from_tree, to_yaml
+from podium.topology import usable_cores
+
+if TYPE_CHECKING:
+    import torch
+
+#: What must agree for two runs of one recipe to give the same bits.
+BIT_CONDITIONS = ("torch", "torch_build", "instruction_set", "threads_per_replica", "busy_threads", "device", "kernels")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run and its folder."""
+
+    path: Path
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def environment_file(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def average(self) -> Path:
+        return self.path / "average"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    def instance_log(self, index: int) -> Path:
+        return self.log / f"instance-{index}.log"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / ".lock"
+
+    @property
+    def pictures(self) -> Path:
+        return self.path / "pictures"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep any other process from training in this folder; the system unlocks it when this process ends."""
+        with writing(self.lock_file):
+            file = self.lock_file.open("w")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.path} is being trained by another process") from None
+            yield
+
+    def state(self) -> str:
+        """Return what the run is doing, for people: that of the summary, but `killed` where nobody trains any more.
+
+        A process that is killed cannot say so: its summary goes on saying `running`, yet its lock is gone.
+        """
+        state = str(self.summary().get("state", "not started"))
+        return "killed" if state == "running" and not self._is_locked() else state
+
+    def _is_locked(self) -> bool:
+        try:
+            with self.lock_file.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:  # locked, or not ours to look at
+            return True
+        return False
+
+    def command(self) -> list[str]:
+        """Return the command that started the run, in the words that a person would type."""
+        return ["podium", *self.environment().get("command", ["podium"])[1:]]
+
+    def recipe(self) -> Recipe:
+        """Return the resolved recipe that this run was started with."""
+        return recipe_from_tree(read_yaml(self.recipe_file), where=str(self.recipe_file))
+
+    def summary(self) -> dict[str, Any]:
+        return _read_json(self.summary_file)
+
+    def environment(self) -> dict[str, Any]:
+        return _read_json(self.environment_file)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        write_json(self.summary_file, {**summary, "written": _now()})
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the metric records written so far; a last line cut short by a kill is left out."""
+        if not self.metrics_file.exists():
+            return []
+        records = []
+        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return records
+
+    def forget_after(self, update: int) -> None:
+        """Drop metric records of updates that will be done again after a resume."""
+        kept = [record for record in self.records() if record["update"] <= update]
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        replace_file(self.metrics_file, text.encode())
+
+
+def next_free_folder(root: Path, name: str) -> Path:
+    """Return `runs/neuron-quick-001` and so on: the first number that is free."""
+    stem = name.removesuffix(".yaml").removesuffix(".yml").strip("./").replace("/", "-")
+    taken = {path.name for path in root.glob(f"{stem}-*")}
+    number = next(n for n in range(1, 10**6) if f"{stem}-{n:03d}" not in taken)
+    return root / f"{stem}-{number:03d}"
+
+
+def check_free(path: Path) -> None:
+    """Raise UserError where a run (or anything else) is in the way."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file: choose another folder with --out")
+    if (path / "recipe.yaml").exists():
+        raise UserError(f"{path} already holds a run: continue it with `podium resume {path}` or choose another --out")
+    if path.is_dir() and any(path.iterdir()):
+        raise UserError(f"{path} is not empty: choose another folder with --out")
+
+
+def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Run:
+    """Create the folder with recipe and environment in it, or leave nothing."""
+    check_free(path)
+    run = Run(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the run folder {path} cannot be created: {system_reason(error)}") from error
+    try:
+        with writing(path):
+            run.log.mkdir()
+        write_json(run.environment_file, environment)
+        replace_file(run.recipe_file, to_yaml(recipe.tree()).encode())
+    except UserError:
+        shutil.rmtree(path, ignore_errors=True)  # it was empty or did not exist
+        raise
+    return run
+
+
+def open_run(path: Path) -> Run:
+    """Return an existing run."""
+    run = Run(path)
+    if not path.exists():
+        raise UserError(f"the run folder {path} does not exist")
+    if not run.recipe_file.is_file():
+        raise UserError(f"{path} is not a run folder (it has no recipe.yaml)")
+    return run
+
+
+def environment(threads_per_replica: int, device: "torch.device", busy_threads: int | None = None) -> dict[str, Any]:
+    """Return what a run that starts now runs on, and everything its bits depend on beside the recipe."""
+    import psutil
+    import torch
+
+    from podium.kernels import registry
+
+    return {
+        "started": _now(),
+        "podium": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_build": torch.__config__.show(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "threads_per_replica": threads_per_replica,
+        "busy_threads": busy_threads or threads_per_replica,
+        "device": str(device),
+        "kernels": registry.in_use(),
+        "num_cores": len(usable_cores()),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "processor": processor(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "packages": {name: metadata.version(name) for name in ("numpy", "h5py", "safetensors", "pydantic")},
+        "command": user_command(os.environ),
+    }
+
+
+def differing_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the conditions of bit-equality that differ between two environments, as text."""
+    differing = [name for name in BIT_CONDITIONS if before.get(name) != now.get(name)]
+    if "kernels" not in before and "kernels" in differing:  # a run from before they were recorded
+        differing.remove("kernels")
+    texts = {name: f"{name} {before.get(name)} → {now.get(name)}" for name in differing}
+    if "kernels" in differing:
+        had, has = set(before["kernels"]), set(now.get("kernels", ()))
+        changes = {"without": sorted(had - has), "with": sorted(has - had)}
+        texts["kernels"] = "kernels " + " and ".join(
+            f"{word} {', '.join(names)}" for word, names in changes.items() if names
+        )
+    return ["torch_build" if name == "torch_build" else texts[name] for name in differing]
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file; a reader sees the old or the new one, never half of one."""
+    replace_file(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write aside and rename; where that fails, a UserError says why and the file stays as it was."""
+    aside = path.with_name(f".{path.name}.writing")
+    with writing(path):
+        try:
+            aside.write_bytes(data)
+            aside.replace(path)
+        except OSError:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except json.JSONDecodeError:
+        raise UserError(f"{path} is damaged: it is not JSON") from None
+    return value
+
+
+def processor() -> str:
+    """Return the name of the machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

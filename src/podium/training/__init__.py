@@ -1,0 +1,1 @@
+"""The parts of the training loop: building, feeding, evaluating, averaging, progress, stopping."""

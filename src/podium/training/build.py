@@ -1,0 +1,197 @@
+"""Building everything a run needs from the recipe; the data is read, and nothing is written to disk.
+
+`train.py` begins with it, and so do validation and prediction of a finished run.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from podium.checkpoints.huggingface import start_from
+from podium.checkpoints.reading import Checkpoint
+from podium.contract import Workload
+from podium.distributed.digest import check_equal_weights
+from podium.distributed.instances import Instances
+from podium.distributed.lockstep import check_span, largest_span
+from podium.distributed.pipeline.partition import layers_of
+from podium.distributed.placement import Placement
+from podium.distributed.sharding.fully_sharded import check_fully_sharded
+from podium.engine.loss_scale import LossScale
+from podium.engine.parallelism import FullySharded, Parallelism, Pipelined, Replicated, ShardedOptimiser
+from podium.engine.state import Lengths, Task, TrainState
+from podium.errors import UserError
+from podium.kernels.install import resolve_layout
+from podium.machine.allocator import give_back_memory, keep_memory
+from podium.machine.device import resolve_device
+from podium.optim.averaging import WeightAverage
+from podium.optim.lr_scaling import scaled_lr
+from podium.optim.schedules import build_schedule
+from podium.recipe.loading import Recipe
+from podium.topology import Topology, build_topology, resolve_threads, usable_cores
+from podium.transforms.apply import apply_transforms
+from podium.transforms.nan_trap import trap_gradients
+from podium.transforms.seeding import seed_torch
+from podium.transforms.thread_budget import busy_threads
+from podium.workloads.registry import workload_class
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run that is ready to begin: its task, placement, form of parallelism, and state."""
+
+    recipe: Recipe
+    task: Task
+    placement: Placement
+    parallelism: Parallelism
+    state: TrainState
+
+
+def build_training(
+    recipe: Recipe,
+    topology: Topology | None = None,
+    instances: Instances | None = None,
+    threads: int | None = None,
+    *,
+    fresh: bool = False,
+    checkpoint: Checkpoint | None = None,
+    data_of: Task | None = None,
+) -> Training:
+    """Build everything without touching the run folder; errors in the recipe or the data are raised here.
+
+    `fresh`: load the initial weights that the recipe names, if any. `checkpoint`: continue from it. `data_of`: use the
+    samples of this task instead of opening them again. Collective where there are several instances.
+    """
+    device, instances = resolve_device(recipe.engine.device), instances or Instances.alone()
+    topology = topology or build_topology(recipe.batch.num_replicas)
+    threads = threads or threads_per_replica(recipe, topology)
+    torch.set_num_threads(threads)
+    if recipe.parallel.shard == "parameters":
+        give_back_memory()
+    else:
+        keep_memory()
+    task = build_task(recipe, data_of)
+    model, layers = build_model(recipe, task.workload, device, fresh=fresh, move=topology.num_stages == 1)
+    busy = threads
+    if recipe.engine.threads == "auto" and device.type == "cpu":
+        busy = busy_threads(threads, task.workload, model, recipe.batch.micro_batch)
+        torch.set_num_threads(busy)
+    placement = Placement(topology, instances, device, threads, busy)
+    check_span(largest_span(model), topology.num_replicas, topology.num_instances, recipe.engine.reduction)
+    if checkpoint is not None:
+        checkpoint.restore(model)
+    parallelism = build_parallelism(recipe, task.workload, model, layers, placement)
+    state = TrainState(
+        model,
+        parallelism.build_optimiser(recipe.optim, task.workload.param_groups(model)),
+        build_schedule(
+            recipe.schedule,
+            scaled_lr(
+                lr=recipe.optim.lr,
+                lr_exponent=recipe.optim.lr_exponent,
+                scale=recipe.optim.scale,
+                base_batch=recipe.optim.base_batch,
+                global_batch=recipe.batch.global_batch,
+            ),
+            task.lengths.total_updates,
+            task.lengths.updates_per_epoch,
+            recipe.batch.global_batch,
+        ),
+        LossScale(recipe.precision.loss_scale),
+        average=None if (method := recipe.average.method) == "none" else WeightAverage(method, recipe.average.decay),
+    )
+    if checkpoint is not None:
+        checkpoint.restore_optimiser(state.optimiser, parallelism.holders)
+        state.load(checkpoint.state, checkpoint.average)
+        checkpoint.forget_tensors()
+    return Training(recipe, task, placement, parallelism, state)
+
+
+def build_task(recipe: Recipe, data_of: Task | None = None) -> Task:
+    """Open the samples and compute the length of the training."""
+    if data_of is None:
+        workload: Workload = workload_class(recipe.workload.name)(recipe.workload.model, recipe.workload.data)
+        train_source, valid_source = workload.source("train"), workload.source("valid")
+    else:
+        workload, train_source, valid_source = data_of.workload, data_of.train_source, data_of.valid_source
+    global_batch = recipe.batch.global_batch
+    updates_per_epoch = len(train_source) // global_batch
+    if updates_per_epoch == 0:
+        raise UserError(
+            f"there are {len(train_source)} training samples, not enough for one update of {global_batch} "
+            f"(micro-batch {recipe.batch.micro_batch} × accumulation {recipe.batch.num_accumulation} × "
+            f"replicas {recipe.batch.num_replicas})"
+        )
+    total_updates = recipe.train.length.updates(updates_per_epoch=updates_per_epoch, global_batch=global_batch)
+    if total_updates == 0:
+        raise UserError(f"train.length = {recipe.train.length} is shorter than one update")
+    return Task(workload, train_source, valid_source, Lengths(updates_per_epoch, total_updates, global_batch))
+
+
+def build_model(
+    recipe: Recipe, workload: Workload, device: torch.device, *, fresh: bool = False, move: bool = True
+) -> tuple[nn.Module, range]:
+    """Return the model with its initial weights and the recipe's transforms, and which of its blocks are the layers
+    that `parallel.stages` counts. Unless `move`, it stays on the host, to be cut into stages first."""
+    seed_torch(device, "weights", recipe.seed)
+    model = workload.build_model().train()
+    if fresh and recipe.workload.init_from is not None:
+        start_from(workload, model, recipe.workload.name, recipe.workload.init_from)
+    if move:
+        model.to(device)
+    blocks = [block for _, block in workload.stages(model)]
+    layers = layers_of(blocks)
+    apply_transforms(
+        model,
+        blocks,
+        device,
+        layout=resolve_layout(recipe.engine.layout, device),
+        kernels=recipe.engine.kernels,
+        precision=recipe.precision,
+        recompute=recipe.parallel.recompute,
+        compile=recipe.engine.compile,
+    )
+    return model, layers
+
+
+def build_parallelism(
+    recipe: Recipe, workload: Workload, model: nn.Module, layers: range, placement: Placement
+) -> Parallelism:
+    """Divide the model between the instances as the recipe says; raise UserError unless all start from the same
+    bits."""
+    instances, reduction, shard = placement.instances, recipe.engine.reduction, recipe.parallel.shard
+    if placement.topology.num_stages > 1:
+        # torch's pipelines load its compiler, which takes long.
+        from podium.distributed.pipeline.stage_model import check_stages, cut_model
+
+        check_stages(model, compile=recipe.engine.compile, reduction=reduction, shard=shard)
+        cut = cut_model(
+            model,
+            workload,
+            layers,
+            instances,
+            placement.device,
+            batch=recipe.batch,
+            parallel=recipe.parallel,
+            precision=recipe.precision,
+            optim=recipe.optim,
+        )
+        check_equal_weights(model, cut.data_group)
+        return Pipelined(model, cut, instances)
+    check_equal_weights(model, instances)
+    if instances.count > 1 and shard == "optimiser":
+        return ShardedOptimiser(model, instances, reduction)
+    if instances.count > 1 and shard == "parameters":
+        scale = recipe.precision.loss_scale
+        check_fully_sharded(model, reduction, recipe.optim.name, recipe.engine.compile, scale)
+        sharded = FullySharded(model, [block for _, block in workload.stages(model)], instances)
+        if recipe.precision.trap:  # again, as sharding has replaced the parameters
+            trap_gradients(model)
+        return sharded
+    return Replicated(model, instances, reduction)
+
+
+def threads_per_replica(recipe: Recipe, topology: Topology | None) -> int:
+    """Return the number of threads per replica: that of the recipe, or the value of `auto` on this host."""
+    cores = topology.host_cores if topology and topology.host_cores else len(usable_cores())
+    return resolve_threads(recipe.engine.threads, cores, recipe.batch.num_replicas * recipe.parallel.num_stages)

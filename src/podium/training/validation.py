@@ -1,0 +1,69 @@
+"""What the loop does between updates besides saving: validate, average, check that losses are finite."""
+
+import math
+
+from torch import nn
+
+from podium.engine.losses import Sums
+from podium.errors import TrainingFailed
+from podium.training.build import Training
+from podium.training.evaluate import evaluate
+
+_KEPT = "earlier checkpoints are kept: a smaller optim.lr or an optim.clip_norm may help"
+
+
+def validate(training: Training) -> bool:
+    """Validate the weights and their average, and inform the schedule; return whether this is the best validation so
+    far."""
+    state, section = training.state, training.recipe.valid
+    with training.parallelism.whole_model() as model:
+        means = _evaluated(training, model, section.micro, section.max_samples)
+        if state.average is not None and state.average.num_taken:
+            with state.average.in_place_of(model):
+                state.progress.average_last = _evaluated(training, model, section.micro, section.max_samples)
+    state.schedule.observe(means["loss"], state.progress.update)
+    return state.progress.take_valid(means)
+
+
+def try_weights(training: Training, model: nn.Module) -> None:
+    """Raise TrainingFailed unless the loss of one sample is finite; weights that overflow do so for any sample."""
+    _evaluated(training, model, micro_batch=1, max_samples=1, together=False)
+
+
+def check_finite(sums: Sums, update: int) -> None:
+    """Raise TrainingFailed unless all losses up to `update` are finite."""
+    for name, parts in sums.parts.items():
+        if not all(math.isfinite(total) for total, _ in parts):
+            raise TrainingFailed(f"the training {name} is not finite at or before update {update}; {_KEPT}")
+
+
+def take_average(training: Training) -> None:
+    """Add the weights to their average, where the recipe asks for one and it is due."""
+    state, lengths, section = training.state, training.task.lengths, training.recipe.average
+    if state.average is None:
+        return
+    update = state.progress.update
+    since_start = update - lengths.updates(section.start)
+    if since_start >= 0 and update > 0 and since_start % max(1, lengths.updates(section.every)) == 0:
+        with training.parallelism.whole_model() as model:
+            state.take_average(model)
+
+
+def _evaluated(
+    training: Training, model: nn.Module, micro_batch: int, max_samples: int | None, *, together: bool = True
+) -> dict[str, float]:
+    means = evaluate(
+        model,
+        training.task.workload,
+        training.task.valid_source,
+        micro_batch=micro_batch,
+        device=training.placement.device,
+        max_samples=max_samples,
+        parallelism=training.parallelism,
+        together=together,
+    )
+    # Unless evaluated together, only one instance of a pipeline has a loss.
+    if "loss" in means and not math.isfinite(means["loss"]):
+        update = training.state.progress.update
+        raise TrainingFailed(f"the validation loss is not finite after update {update}; {_KEPT}")
+    return means

@@ -1,0 +1,1 @@
+"""What people see: messages, progress, tables, figures."""

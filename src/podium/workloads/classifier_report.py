@@ -1,0 +1,190 @@
+"""The report on an image classifier: confusion matrix, worst mistakes, accuracy by class."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from numpy.typing import NDArray
+
+from podium.contract import Picture, Prediction
+from podium.ui import figures
+from podium.ui.table import Table
+
+_NUM_MISTAKES = 24
+_NUM_COLUMNS = 6
+# Beyond this many classes the numbers in the cells of the confusion matrix no longer fit.
+_MAX_CLASSES_WITH_NUMBERS = 20
+_MAX_CLASSES_WITH_NAMES = 40
+_BLUES = LinearSegmentedColormap.from_list("blues", ["#f5f7fa", "#dbe7fd", "#7ea6f4", figures.ACCENT, "#16389c"])
+
+
+def predict(
+    images: NDArray,
+    labels: NDArray,
+    output: NDArray,
+    class_names: tuple[str, ...],
+    folder: Path,
+    form: Literal["logits", "softmax"],
+) -> Prediction:
+    """Return pictures and tables for `output` (samples, classes): logits or, in the form `softmax`, probabilities.
+
+    `images` are (samples, 1, height, width), where bright is drawn dark, or (samples, height, width, 3) in colour.
+    """
+    probability = output.astype(np.float64) if form == "softmax" else _softmax(output.astype(np.float64))
+    predicted = probability.argmax(axis=1)
+    num_classes = len(class_names)
+    counts = np.bincount(labels * num_classes + predicted, minlength=num_classes**2).reshape(num_classes, num_classes)
+    wrong = np.flatnonzero(predicted != labels)
+    # Most confidently wrong first; ties in the order of the samples.
+    worst = wrong[np.argsort(-probability[wrong, predicted[wrong]], kind="stable")][:_NUM_MISTAKES]
+    num_wrong, num_samples = len(wrong), len(labels)
+    summary = f"{num_samples - num_wrong:,} of {num_samples:,} test images are classified correctly"
+    return Prediction(
+        pictures=[
+            Picture(
+                "Confusion matrix",
+                _draw_confusion(counts, class_names, folder / "confusion.png"),
+                f"{summary}. Numbers count images; colours show the share of the true class.",
+            ),
+            Picture(
+                "Worst mistakes",
+                _draw_mistakes(images, labels, predicted, probability, worst, class_names, folder / "mistakes.png"),
+                f"The {len(worst)} of {num_wrong:,} mistakes in which the model was most confident."
+                if num_wrong
+                else "There are none.",
+            ),
+        ],
+        tables=[_table(counts, class_names)],
+    )
+
+
+def _draw_confusion(counts: NDArray, names: tuple[str, ...], path: Path) -> Path:
+    num_classes = len(names)
+    share = 100.0 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    long_names = max(map(len, names)) > 3
+    with figures.style():
+        fig = figures.figure(8.2, 7.0)
+        fig.set_layout_engine("constrained", h_pad=0.08, w_pad=0.06)
+        axes = fig.subplots()
+        # The square root keeps small confusions visible beside the diagonal.
+        image = axes.imshow(share, cmap=_BLUES, norm=PowerNorm(0.5, 0, 100))
+        axes.grid(False)
+        if num_classes <= _MAX_CLASSES_WITH_NAMES:
+            axes.set_xticks(
+                range(num_classes), names, rotation=40 if long_names else 0, ha="right" if long_names else "center"
+            )
+            axes.set_yticks(range(num_classes), names)
+        axes.set_xlabel("predicted")
+        axes.set_ylabel("true")
+        axes.tick_params(length=0, colors=figures.INK)
+        if num_classes <= _MAX_CLASSES_WITH_NAMES:
+            axes.set_xticks(np.arange(1, num_classes) - 0.5, minor=True)
+            axes.set_yticks(np.arange(1, num_classes) - 0.5, minor=True)
+            axes.grid(which="minor", color="white", linewidth=1.5)
+            axes.tick_params(which="minor", length=0)
+        for side in axes.spines.values():
+            side.set_visible(False)
+        if num_classes <= _MAX_CLASSES_WITH_NUMBERS:
+            size = 10 if num_classes <= 12 else 7
+            for true, predicted in np.argwhere(counts > 0):
+                axes.text(
+                    predicted,
+                    true,
+                    f"{counts[true, predicted]:,}",
+                    ha="center",
+                    va="center",
+                    fontsize=size,
+                    fontweight="bold" if true == predicted else "normal",
+                    color="white" if share[true, predicted] > 35 else figures.INK,
+                )
+        accuracy = counts.trace() / max(counts.sum(), 1)
+        axes.set_title(f"Confusion matrix: {100 * accuracy:.2f} % of {counts.sum():,} test images correct", pad=12)
+        bar = fig.colorbar(image, ax=axes, shrink=0.7, aspect=28, pad=0.02, ticks=[0, 1, 5, 20, 50, 100])
+        bar.ax.set_yticklabels(["0 %", "1 %", "5 %", "20 %", "50 %", "100 %"])
+        bar.set_label("share of the true class")
+        bar.outline.set_visible(False)
+        return figures.save(fig, path)
+
+
+def _draw_mistakes(
+    images: NDArray,
+    labels: NDArray,
+    predicted: NDArray,
+    probability: NDArray,
+    worst: NDArray,
+    names: tuple[str, ...],
+    path: Path,
+) -> Path:
+    num_rows = max(1, -(-len(worst) // _NUM_COLUMNS))
+    with figures.style():
+        fig = figures.figure(1.55 * _NUM_COLUMNS + 0.2, 1.95 * num_rows + 0.5)
+        fig.set_layout_engine("constrained", h_pad=0.08, w_pad=0.06)
+        fig.suptitle(
+            "Worst mistakes, most confident first: predicted class above, true class below",
+            x=0.012,
+            ha="left",
+            size=11,
+            weight="bold",
+            color=figures.INK,
+        )
+        grid = fig.subplots(num_rows, _NUM_COLUMNS, squeeze=False).ravel()
+        for axes in grid[len(worst) :]:
+            axes.set_axis_off()
+        if not len(worst):
+            grid[0].text(0, 0.5, "No mistakes: every test image is classified correctly.", color=figures.MUTED)
+        for axes, sample in zip(grid, worst, strict=False):
+            coloured = images.shape[-1] == 3
+            axes.imshow(images[sample] if coloured else images[sample, 0], cmap="gray_r", interpolation="nearest")
+            axes.grid(False)
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(True)
+            said, true = predicted[sample], labels[sample]
+            axes.set_title(
+                f"{names[said]}  {_percent(probability[sample, said])}",
+                color=figures.SECOND,
+                fontsize=9,
+                loc="center",
+                pad=4,
+            )
+            axes.set_xlabel(
+                f"{names[true]}  {_percent(probability[sample, true])}", color=figures.INK, fontsize=9, labelpad=4
+            )
+        return figures.save(fig, path)
+
+
+def _table(counts: NDArray, names: tuple[str, ...]) -> Table:
+    rows = []
+    for label, name in enumerate(names):
+        num_true, num_predicted = counts[label].sum(), counts[:, label].sum()
+        others = counts[label].copy()
+        others[label] = 0
+        confused = f"{names[others.argmax()]} ({others.max():,})" if others.any() else "–"
+        right = counts[label, label]
+        rows.append([name, f"{num_true:,}", _ratio(right, num_true), _ratio(right, num_predicted), confused])
+    rows.append(["all", f"{counts.sum():,}", _ratio(counts.trace(), counts.sum()), "", ""])
+    return Table(
+        "Accuracy by class",
+        ["class", "images", "accuracy", "precision", "most often taken for"],
+        rows,
+        "Accuracy: share of the class's images classified correctly. Precision: share of the predictions of the class "
+        "that are correct.",
+    )
+
+
+def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return shares / shares.sum(axis=1, keepdims=True)
+
+
+def _percent(share: float) -> str:
+    """Format a share with few digits, but never round it to 0 or 100 %."""
+    if share > 0.999:
+        return ">99.9 %"
+    if share < 0.001:
+        return "<0.1 %"
+    return f"{100 * share:.1f} %"
+
+
+def _ratio(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f} %" if whole else "–"

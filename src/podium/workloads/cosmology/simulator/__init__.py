@@ -1,0 +1,1 @@
+"""The simulator of boxes of dark matter and gas."""

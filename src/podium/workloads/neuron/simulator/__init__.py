@@ -1,0 +1,1 @@
+"""The simulator of neurons and their voltages."""

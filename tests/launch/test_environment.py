@@ -1,0 +1,60 @@
+"""Where a process stands: a function of what its launcher has put into the environment."""
+
+import pytest
+
+from podium.errors import UserError
+from podium.launch.environment import find_place, first_slurm_host
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NNODES": "2",
+    "SLURM_NODELIST": "gpu[003-004]",
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURMD_NODENAME": "gpu004",
+}
+
+
+def test_place_from_torchs_launcher():
+    place = find_place(TORCHRUN)
+    assert (place.index, place.count, place.local_index, place.local_count) == (3, 4, 1, 2)
+    assert (place.address, place.port, place.launcher_has_store, place.attempt) == ("10.0.0.1", 29500, True, 2)
+
+
+def test_place_from_slurm():
+    place = find_place(SLURM)
+    assert (place.index, place.count, place.local_index, place.local_count) == (5, 8, 1, 4)
+    assert (place.address, place.host, place.launcher_has_store) == ("gpu003", "gpu004", False)
+
+
+BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize("env", [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}, BATCH])
+def test_a_person_and_a_batch_script_have_no_place(env):
+    assert find_place(env) is None
+
+
+def test_an_incomplete_environment_is_one_sentence():
+    with pytest.raises(UserError, match="environment is incomplete"):
+        find_place({"RANK": "0", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("a", "a"), ("a,b", "a"), ("gpu[003-007,9],login", "gpu003"), ("n[1,5]x", "n1x"), ("rack1-n[02]", "rack1-n02")],
+)
+def test_first_host_of_slurms_compressed_list(hosts, first):
+    assert first_slurm_host(hosts) == first

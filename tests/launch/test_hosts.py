@@ -1,0 +1,73 @@
+"""Two hosts, each with its own `podium … --join`, and the cable between them cut."""
+
+import subprocess
+import sys
+
+import pytest
+
+from podium.runs.folder import Run
+from tests.support.hosts import HOSTS, SPREAD, both, ended, inside, ip, on_host
+from tests.support.processes import sentence, until
+from tests.support.recipes import recipe_of
+
+pytestmark = pytest.mark.slow
+
+
+def test_two_hosts_train_to_the_same_weights_as_one_and_a_cut_link_is_survived(hosts, tmp_path, weights_alone):
+    names, ends = hosts
+    run = Run(tmp_path / "run")
+    args = ["train", *recipe_of("mnist"), "launch.timeout=8", "--out", "run"]
+    processes = both(names, tmp_path, *args)
+    until(lambda: run.metrics_file.exists() and run.metrics_file.read_bytes().count(b"\n") >= 4, "records")
+    listening = subprocess.run(inside(names[0], "ss", "-Hltn"), capture_output=True, text=True).stdout
+    assert all(line.split()[3].startswith(HOSTS[0]) for line in listening.splitlines()), listening
+    ip("-n", names[0], "link", "set", ends[0], "down")
+    results = [ended(process) for process in processes]
+    for (code, errors), other in zip(results, reversed(HOSTS), strict=True):
+        assert code == 3, errors
+        assert other in sentence(errors)
+    ip("-n", names[0], "link", "set", ends[0], "up")
+    results = [ended(process) for process in both(names, tmp_path, "resume", "run")]
+    assert [code for code, _ in results] == [0, 0], results
+    assert run.summary()["weights_sha256"] == weights_alone(recipe_of("mnist"))
+    assert run.summary()["topology"]["hosts"] == 2
+
+
+def test_a_host_that_never_joins_is_named(hosts, tmp_path):
+    names, _ = hosts
+    args = ["train", *recipe_of("mnist"), "launch.timeout=5", *SPREAD, "--join"]
+    code, errors = ended(on_host(names[0], tmp_path, *args, "--out", "run"))
+    assert code == 2, errors
+    assert f"{HOSTS[1]} has not joined within 5 s" in sentence(errors)
+    code, errors = ended(on_host(names[1], tmp_path, *args, "--out", "run"))
+    assert code == 2
+    assert f"{HOSTS[0]}:29400, where the hosts meet, did not answer within 5 s" in sentence(errors)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_first_host_named_keeps_the_run_whatever_its_address(hosts, tmp_path):
+    names, _ = hosts
+    spread = ["--hosts", ",".join(reversed(HOSTS)), "--instances", 2, "--join", "--out", "run"]
+    folders = [tmp_path / letter for letter in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    args = ["train", *recipe_of("mnist"), "train.length=4up", *spread]
+    processes = [on_host(name, folder, *args) for name, folder in zip(names, folders, strict=True)]
+    results = [ended(process) for process in processes]
+    assert [code for code, _ in results] == [0, 0], results
+    assert Run(folders[1] / "run").summary()["state"] == "done"
+    assert not Run(folders[0] / "run").recipe_file.exists()
+
+
+def test_a_port_in_use_is_one_sentence(hosts, tmp_path):
+    names, _ = hosts
+    hold = "import socket; s=socket.create_server(('10.77.0.1', 29400)); print('held', flush=True); s.accept()"
+    with subprocess.Popen(inside(names[0], sys.executable, "-c", hold), stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout.readline()
+            args = ["train", *recipe_of("mnist"), *SPREAD, "--join", "--out", "run"]
+            code, errors = ended(on_host(names[0], tmp_path, *args))
+        finally:
+            holder.kill()
+    assert code == 2, errors
+    assert "port 29400 of 10.77.0.1 cannot be used (Address already in use)" in sentence(errors)
