@@ -154,6 +154,21 @@ def profile(
 
 
 @app.command()
+def check(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="New folder for the trial runs.", show_default="none: they are removed")
+    ] = None,
+) -> None:
+    """Check that a recipe keeps every promise: same weights on any number of instances, after a kill, in stages."""
+    from podium.commands.check import check
+
+    if not check(recipe, overrides or [], keep):
+        raise typer.Exit(1)
+
+
+@app.command()
 def validate(
     run: RunFolder,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
