@@ -191,31 +191,42 @@ def predict(
         typer.Argument(metavar="KEY=VALUE", help="Keys of workload.data for this prediction.", show_default=False),
     ] = None,
     checkpoint: WhichCheckpoint = "last",
+    input: Annotated[
+        Path | None, typer.Option(help="New samples: .npz, .npy, .h5, .csv, or a folder of the workload's data.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="New .npz file for the model's outputs.")] = None,
 ) -> None:
-    """Write the pictures and tables of a checkpoint into the run's report."""
+    """Write the pictures and tables of a checkpoint into the run's report, or predict from new samples."""
     from podium.commands import runs
+    from podium.errors import UserError
     from podium.runs.folder import open_run
 
-    runs.predict(open_run(run), checkpoint, overrides or [])
+    if input is None and output is None:
+        runs.predict(open_run(run), checkpoint, overrides or [])
+        return
+    if input is None or output is None:
+        raise UserError("--input and --output go together")
+    if overrides:
+        raise UserError("keys of workload.data do not apply to samples from --input")
+    runs.predict_file(open_run(run), checkpoint, input, output)
 
 
 @app.command()
 def export(
     run: RunFolder,
-    form: Annotated[str, typer.Option("--format", help="huggingface.")] = "huggingface",
+    form: Annotated[
+        str, typer.Option("--format", help="safetensors, torch_export, onnx or huggingface.")
+    ] = "huggingface",
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write.", show_default="huggingface in the run folder")
+        Path | None, typer.Option(help="File (huggingface: folder) to write.", show_default="in the run folder")
     ] = None,
     checkpoint: WhichCheckpoint = "last",
 ) -> None:
-    """Write the model for other libraries: config.json, model.safetensors, tokenizer.json."""
+    """Write the model for other programs, and check that it gives the same outputs there."""
     from podium.commands import runs
-    from podium.errors import UserError
     from podium.runs.folder import open_run
 
-    if form != "huggingface":
-        raise UserError(f"--format {form}: expected huggingface")
-    runs.export(open_run(run), checkpoint, out)
+    runs.export(open_run(run), checkpoint, out, form)
 
 
 @app.command()
