@@ -132,8 +132,16 @@ def tune(
         Path | None, typer.Option(help="Write the fastest choice to this new recipe file, even if it changes bits.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="How long to search, before a final comparison.")] = 60.0,
+    lr: Annotated[bool, typer.Option("--lr", help="Look for a learning rate instead, with a range test.")] = False,
+    updates: Annotated[int, typer.Option(min=20, help="--lr: how many rates to try.")] = 200,
+    plot: Annotated[Path, typer.Option(help="--lr: new file for the plot (.png).")] = Path("learning-rates.png"),
 ) -> None:
     """Measure which settings run a recipe fastest on this machine, and remember them for training."""
+    if lr:
+        from podium.tune.lr_range import tune_lr
+
+        tune_lr(recipe, overrides or [], updates, plot)
+        return
     from podium.tune.tuner import tune
 
     tune(recipe, overrides or [], write, seconds)
