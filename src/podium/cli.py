@@ -115,6 +115,25 @@ def resume(
 
 
 @app.command()
+def extend(
+    run: RunFolder,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="train.length=+10ep, or the new length.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the new run.", show_default="the next free one beside RUN")
+    ] = None,
+    instances: NumInstances = None,
+) -> None:
+    """Train longer: continue a run that has ended, as a new run with its history."""
+    with StopRequest(os.getpid()) as stop:
+        from podium.commands.extend import extend
+
+        extend(run, overrides or [], out, instances, stop)
+
+
+@app.command()
 def topology(
     recipe: RecipeName, overrides: Overrides = None, instances: NumInstances = None, hosts: Hosts = None
 ) -> None:

@@ -1,0 +1,88 @@
+"""`podium extend RUN train.length=+10ep`: a longer training that goes on where a run ended, in a new folder."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from podium.checkpoints.reading import Checkpoint
+from podium.checkpoints.writing import Snapshot, write
+from podium.commands import train
+from podium.errors import UserError
+from podium.launch.environment import find_place
+from podium.machine.atomic_files import create_folder
+from podium.recipe.durations import Duration
+from podium.recipe.loading import Recipe, parse_override, recipe_with, to_yaml
+from podium.runs.folder import Run, check_free, next_free_folder, open_run, write_json
+from podium.runs.restored import find_checkpoint, rebuilt
+from podium.training.stop_request import StopRequest
+from podium.ui.console import say, warn
+
+
+def extend(path: Path, overrides: list[str], out: Path | None, num_instances: str | None, stop: StopRequest) -> None:
+    """Copy a run's recipe with another length, its history and its newest checkpoint, and resume from there."""
+    if find_place(os.environ) is not None:
+        raise UserError("`podium extend` starts its own instances: call it outside of srun and torchrun")
+    run = open_run(path)
+    if run.state() == "running":
+        raise UserError(f"{path} is being trained: wait for its end, or stop it first")
+    found = find_checkpoint(run, "last")
+    before = run.recipe()
+    recipe = recipe_with(before, {"train.length": str(_new_length(run, before, overrides))})
+    folder = out or next_free_folder(path.resolve().parent, path.resolve().name)
+    check_free(folder)
+    _tell_differences(run, before, recipe, found.update)
+    create_folder(folder, lambda aside: _fill(Run(aside), run, recipe, found))
+    say(f"{folder} continues {path} after update {found.update}")
+    train.resume(folder, [], num_instances, None, False, stop)
+
+
+def _new_length(run: Run, before: Recipe, overrides: list[str]) -> Duration:
+    keys = [text.partition("=")[0] for text in overrides]
+    if keys != ["train.length"]:
+        raise UserError("give the new length and nothing else, as train.length=+10ep or train.length=30ep")
+    text = overrides[0].partition("=")[2]
+    if not text.startswith("+"):
+        return Duration.parse(str(parse_override(overrides[0])[1]))
+    more, length = Duration.parse(text[1:]), before.train.length
+    if more.unit == length.unit:
+        return Duration(length.amount + more.amount, length.unit)
+    lengths = rebuilt(run).task.lengths
+    return Duration(lengths.total_updates + lengths.updates(more), "up")
+
+
+def _tell_differences(run: Run, before: Recipe, recipe: Recipe, update: int) -> None:
+    """Say whether the extended training has the weights of one that was as long from the start."""
+    old, new = rebuilt(run, before), rebuilt(run, recipe)
+    if new.task.lengths.total_updates <= update:
+        raise UserError(
+            f"train.length = {recipe.train.length} ends at update {new.task.lengths.total_updates}, but {run.path} has "
+            f"made {update}: choose a longer one"
+        )
+    changed = next((u for u in range(update) if old.state.schedule.lr(u) != new.state.schedule.lr(u)), None)
+    valid_every = new.task.lengths.updates(recipe.valid.every)
+    if changed is not None:
+        warn(
+            f"the {recipe.schedule.name} schedule depends on the length: from update {changed} on, a training that was "
+            "as long from the start would have had other learning rates, and other weights"
+        )
+    elif new.state.schedule.observes_validation and (not valid_every or update % valid_every):
+        warn("the plateau schedule has seen a validation at the old end, which a longer training would not have had")
+    else:
+        say("the weights will be those of a training that was as long from the start")
+
+
+def _fill(new: Run, run: Run, recipe: Recipe, found: Checkpoint) -> None:
+    new.recipe_file.write_text(to_yaml(recipe.tree()), encoding="utf-8")
+    for name in (run.environment_file.name, run.metrics_file.name):
+        if (run.path / name).is_file():
+            shutil.copyfile(run.path / name, new.path / name)
+    if run.tensorboard.is_dir():
+        shutil.copytree(run.tensorboard, new.tensorboard)
+    state = {**found.state, "recipe_sha256": recipe.sha256(), "extends": str(run.path.resolve())}
+    if "recipe" in found.state:
+        state["recipe"] = recipe.tree()
+    text = json.dumps(state, indent=1).encode()
+    new.checkpoints.mkdir()
+    write(new.checkpoints, Snapshot(found.update, found.weights, found.optimiser, found.average, text))
+    write_json(new.summary_file, {**run.summary(), "state": "interrupted", "recipe_sha256": recipe.sha256()})
