@@ -135,6 +135,7 @@ class _Host:
             agreement.end()
             return self._cause_of_end()
         except EndedElsewhere:
+            self.instances.wait(self._section.timeout)  # those that save have heard of it
             self.instances.stop()
             agreement.end()
             elsewhere = "another host ended the run; see the messages there"
@@ -175,7 +176,7 @@ class _Host:
 
     def _leave(self, agreement: Agreement) -> Failure | None:
         final = [failure for failure in read_failures(self.folder) if failure.final]
-        agreement.end() if final else agreement.finish()
+        agreement.end(in_order=True) if final else agreement.finish()
         return find_cause(final, {}, self._name)
 
     def _is_final(self) -> bool:

@@ -72,11 +72,11 @@ class Agreement:
         """Leave after a good end; the first host stays until all have, as the others meet at it."""
         self._leave(self._timeout_s)
 
-    def end(self) -> None:
-        """End the run on all hosts."""
+    def end(self, *, in_order: bool = False) -> None:
+        """End the run on all hosts; where this host's instances have ended `in_order`, those of others will, too."""
         with suppress(HostLost):
             self._set("over")
-            self._leave(_FAREWELL_S)
+            self._leave(self._timeout_s if in_order else _FAREWELL_S)
 
     def _leave(self, timeout_s: float) -> None:
         self._set(f"left/{self._host}")

@@ -39,13 +39,17 @@ class LocalInstances:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def stop(self) -> None:
-        """End all that are running, and forget them."""
-        self.send(signal.SIGTERM)
-        deadline = time.monotonic() + _GRACE_S
+    def wait(self, timeout_s: float) -> None:
+        """Return when all have ended, or `timeout_s` have passed."""
+        deadline = time.monotonic() + timeout_s
         for process in self._processes.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
+
+    def stop(self) -> None:
+        """End all that are running, and forget them."""
+        self.send(signal.SIGTERM)
+        self.wait(_GRACE_S)
         self.send(signal.SIGKILL)
         for process in self._processes.values():
             process.wait()
