@@ -40,7 +40,12 @@ NumInstances = Annotated[
     typer.Option(help="Number of processes, or `auto`: as many as keep the cores busy.", show_default="the minimum"),
 ]
 Hosts = Annotated[str | None, typer.Option(help="Hosts that share the instances, e.g. a,b; they meet at the first.")]
-Join = Annotated[bool, typer.Option("--join", help="Start only this host's part; run the same on every other host.")]
+Join = Annotated[
+    bool,
+    typer.Option(
+        "--join", help="Start only this host's part; run the same, with the same secret, on every other host."
+    ),
+]
 SecretFile = Annotated[
     Path | None,
     typer.Option(help="File with the secret by which hosts know each other; only you may read it.", show_default=False),

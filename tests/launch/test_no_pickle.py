@@ -10,8 +10,8 @@ import podium
 SOURCES = sorted(Path(podium.__file__).parent.rglob("*.py"))
 #: modules that unpickle, or whose store does; torch's elastic launcher meets through one
 MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal",
-           "multiprocessing.connection", "multiprocessing.managers", "torch.distributed.elastic", "torch.distributed.rpc",
-           "torch.distributed.launcher", "torch.distributed.run"}  # fmt: skip
+           "multiprocessing.connection", "multiprocessing.managers", "torch.distributed.elastic",
+           "torch.distributed.rpc", "torch.distributed.launcher", "torch.distributed.run"}  # fmt: skip
 #: names of torch, numpy and pandas that unpickle what they receive or read
 NAMES = {"all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
          "recv_object_list", "C10dRendezvousBackend", "DynamicRendezvousHandler", "LocalElasticAgent", "elastic_launch",

@@ -8,11 +8,12 @@ import pytest
 
 from podium.errors import UserError
 from podium.launch.addresses import resolved_address
-from podium.launch.assembly import check_clocks
+from podium.launch.assembly import check_clocks, open_service
 from podium.launch.environment import Place, num_host_cores, own_cores
 from podium.launch.failures import PEER_LOST, SILENT, Failure, find_cause
 from podium.launch.heartbeat import Heartbeat
 from podium.launch.join import check_hellos, check_order
+from podium.launch.meeting import Meeting
 from podium.launch.plan import plan_launch, ssh_commands
 from podium.launch.point import MeetingPoint
 from podium.launch.ssh import RemoteHost
@@ -110,6 +111,11 @@ def test_instances_that_do_not_fit_together_are_told_where_they_differ(key, part
         check_hellos([HELLO, HELLO, {**HELLO, key: "other", "host": "b"}])
     assert part in str(caught.value)
     assert "on b (instance 2)" in str(caught.value)
+
+
+def test_a_first_host_without_an_address_is_one_sentence():
+    with pytest.raises(UserError, match=r"nowhere\.invalid, where the hosts meet, cannot be resolved"):
+        open_service(Meeting(address="nowhere.invalid", port=29400, secret=b"of this run"))
 
 
 def test_clocks_apart_are_one_sentence():

@@ -1,6 +1,7 @@
 """Where hosts meet: who shows the secret is answered, others are refused, told once, and keep nobody waiting."""
 
 import os
+import signal
 import socket
 import struct
 import threading
@@ -11,7 +12,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from podium.errors import UserError
+from podium.errors import Interrupted, UserError
 from podium.launch import service as services
 from podium.launch.channel import GREETING, MAX_BODY_BYTES, NONCE_BYTES, BadMessage, Channel, Seals, new_nonce
 from podium.launch.meeting import Meeting
@@ -78,6 +79,36 @@ def test_who_waits_is_answered_when_the_last_key_comes_and_others_are_served_mea
     other.set("b", "2")
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_a_signal_in_the_middle_of_a_question_leaves_no_answer_for_the_next(meeting):
+    def stop(number: int, frame: object) -> None:
+        raise Interrupted("asked to stop")
+
+    store = MeetingStore(meeting.meeting, 60)
+    store.set("a", "1")
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Interrupted):
+            store.wait(["never"])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert (store.get("a"), store.check(["never"])) == (b"1", False)
+    assert not meeting.told
+
+
+@pytest.mark.parametrize("timeout_s", [30, 1e12])
+def test_any_time_can_be_waited_for(timeout_s, meeting):
+    store = MeetingStore(meeting.meeting, timeout_s)
+    store.set("a", "1")
+    store.wait(["a"], timedelta(days=10**6))
+    assert store.get("a") == b"1"
+    waiting = threading.Thread(target=store.wait, args=(["b"], timedelta(days=10**6)), daemon=True)
+    waiting.start()
+    MeetingStore(meeting.meeting, 60).set("b", "2")
+    waiting.join(60)
+    assert not waiting.is_alive()
 
 
 def test_another_secret_is_one_sentence_on_one_side_and_told_once_on_the_other(meeting):

@@ -26,7 +26,12 @@ def open_service(meeting: Meeting) -> MeetingService:
     """Open the service where a launch meets, on the host that keeps it."""
     if meeting.folder is not None:
         return MeetingService(listen_in(meeting.folder), meeting.secret)
-    own = socket.gethostbyname(meeting.address)
+    try:
+        own = socket.gethostbyname(meeting.address)
+    except OSError:
+        raise UserError(
+            f"{meeting.address}, where the hosts meet, cannot be resolved: correct the name service or /etc/hosts"
+        ) from None
     try:
         return MeetingService(listen_at(own, meeting.port), meeting.secret)
     except OSError as error:

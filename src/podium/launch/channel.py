@@ -124,7 +124,7 @@ class Channel:
         except BadMessage:
             self.close()
             raise ConnectionAbortedError("somebody has changed the messages") from None
-        except OSError:
+        except BaseException:  # signals too
             self.close()  # an answer that comes too late would be taken for that to another question
             raise
         return answer

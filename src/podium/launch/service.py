@@ -23,6 +23,8 @@ MAX_UNPROVEN = 64
 #: strangers are told by their addresses, once each; after so many, no more
 _MAX_TOLD = 16
 _BACKLOG = 1024
+#: the system takes no time of months
+_LONGEST_S = 3600.0
 
 
 def listen_at(address: str, port: int) -> socket.socket:
@@ -120,7 +122,7 @@ class MeetingService:
     def _serve(self) -> None:
         while not self._closing:
             deadlines = [client.deadline for client in self._clients.values() if client.deadline]
-            timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+            timeout = min(max(0.0, min(deadlines) - time.monotonic()), _LONGEST_S) if deadlines else None
             for key, events in self._selector.select(timeout):
                 if key.fileobj is self._listener:
                     self._accept()
@@ -200,7 +202,8 @@ class MeetingService:
         self._drop(client)
         if client.address not in self._told and len(self._told) < _MAX_TOLD:
             self._told.add(client.address)
-            self._tell(f"refused a connection from {client.address}, which does not know the secret of this run")
+            with suppress(OSError):  # nobody may be there to read it
+                self._tell(f"refused a connection from {client.address}, which does not know the secret of this run")
 
     def _drop(self, client: _Client) -> None:
         if self._clients.pop(client.connection, None) is not None:

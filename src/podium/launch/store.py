@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -21,24 +22,24 @@ _AGAIN_S = 0.05
 _NUM_REFUSALS = 3
 #: time for an answer to travel, beyond the time that the service may take for it
 _TRAVEL_S = 30.0
+#: the system takes no time of months
+_LONGEST_S = 1e6
 
 
 class MeetingStore(dist.Store):
     """torch's interface to the service. Threads may share one, but wait for one another."""
 
-    def __init__(self, meeting: Meeting, timeout_s: float, *, give_up_after_s: float | None = None) -> None:
-        """Connect; `timeout_s` is for that, and for `get` and `wait` from then on.
+    def __init__(self, meeting: Meeting, timeout_s: float) -> None:
+        """Connect; `timeout_s` is for that, for `get` and `wait`, and for how long the network may be silent.
 
         Raises UserError where the service has another secret or is not Podium's, dist.DistNetworkError where none
-        answers. `give_up_after_s`: how long the network may be silent.
+        answers.
         """
         super().__init__()
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._channel = _connected(meeting, timeout_s, give_up_after_s or timeout_s)
-
-    def close(self) -> None:
-        self._channel.close()
+        self._connect = partial(_connected, meeting, timeout_s)
+        self._channel: Channel | None = self._connect()
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
@@ -89,9 +90,13 @@ class MeetingStore(dist.Store):
     def _exchange(self, message: dict[str, Any], timeout_s: float) -> Any:
         with self._lock:
             try:
-                return self._channel.ask(message, timeout_s)["answer"]
+                self._channel = self._channel or self._connect()
+                return self._channel.ask(message, min(timeout_s, _LONGEST_S))["answer"]
             except OSError as error:
                 raise dist.DistNetworkError(f"the connection to where the instances meet is lost: {error}") from None
+            except BaseException:  # a signal has interrupted it: what is asked next needs a new connection
+                self._channel = None
+                raise
 
 
 def _text(value: str | bytes) -> str:
@@ -120,7 +125,7 @@ def is_open(meeting: Meeting, timeout_s: float) -> bool:
     return True
 
 
-def _connected(meeting: Meeting, timeout_s: float, give_up_after_s: float) -> Channel:
+def _connected(meeting: Meeting, timeout_s: float) -> Channel:
     deadline, refusals = time.monotonic() + timeout_s, 0
     while True:
         try:
@@ -130,7 +135,7 @@ def _connected(meeting: Meeting, timeout_s: float, give_up_after_s: float) -> Ch
             except BaseException:
                 connection.close()
                 raise
-            _give_up_after(connection, give_up_after_s)
+            _give_up_after(connection, timeout_s)
             return channel
         except ValueError:
             raise UserError(
@@ -170,7 +175,7 @@ def _give_up_after(connection: socket.socket, seconds: float) -> None:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    milliseconds = max(1000, int(seconds * 1000))
+    milliseconds = max(1000, int(min(seconds, _LONGEST_S) * 1000))
     for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_USER_TIMEOUT", milliseconds)):
         if hasattr(socket, name):  # Linux
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
