@@ -40,7 +40,16 @@ NumInstances = Annotated[
     typer.Option(help="Number of processes, or `auto`: as many as keep the cores busy.", show_default="the minimum"),
 ]
 Hosts = Annotated[str | None, typer.Option(help="Hosts that share the instances, e.g. a,b; they meet at the first.")]
-Join = Annotated[bool, typer.Option("--join", help="Start only this host's part; run the same on every other host.")]
+Join = Annotated[
+    bool,
+    typer.Option(
+        "--join", help="Start only this host's part; run the same, with the same secret, on every other host."
+    ),
+]
+SecretFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the secret by which hosts know each other; only you may read it.", show_default=False),
+]
 WhichCheckpoint = Annotated[str, typer.Option(help="`last`, `best`, `average` or the number of an update.")]
 
 
@@ -85,12 +94,13 @@ def train(
     instances: NumInstances = None,
     hosts: Hosts = None,
     join: Join = False,
+    secret_file: SecretFile = None,
 ) -> None:
     """Train a recipe."""
     with StopRequest(os.getpid()) as stop:
         from podium.commands import train
 
-        train.train(recipe, overrides or [], out, instances, hosts, join, stop)
+        train.train(recipe, overrides or [], out, instances, hosts, join, stop, secret_file)
 
 
 @app.command()
@@ -106,12 +116,13 @@ def resume(
     checkpoint: Annotated[
         int | None, typer.Option(help="Go back to the checkpoint of this update; later ones are removed.")
     ] = None,
+    secret_file: SecretFile = None,
 ) -> None:
     """Continue a run from its newest good checkpoint, on any number of instances and stages."""
     with StopRequest(os.getpid()) as stop:
         from podium.commands import train
 
-        train.resume(run, overrides or [], instances, hosts, join, stop, checkpoint)
+        train.resume(run, overrides or [], instances, hosts, join, stop, checkpoint, secret_file)
 
 
 @app.command()

@@ -1,9 +1,12 @@
 """Where a process stands: a function of what its launcher has put into the environment."""
 
+from pathlib import Path
+
 import pytest
 
 from podium.errors import UserError
-from podium.launch.environment import find_place, first_slurm_host
+from podium.launch.environment import find_place, first_slurm_host, place_environment
+from podium.launch.meeting import Meeting
 
 TORCHRUN = {
     "RANK": "3",
@@ -37,6 +40,29 @@ def test_place_from_slurm():
     place = find_place(SLURM)
     assert (place.index, place.count, place.local_index, place.local_count) == (5, 8, 1, 4)
     assert (place.address, place.host, place.launcher_has_store) == ("gpu003", "gpu004", False)
+
+
+def test_tasks_of_one_slurm_node_meet_in_a_folder_and_those_of_several_show_a_secret_for_their_step():
+    several, one = find_place(SLURM), find_place({**SLURM, "SLURM_NNODES": "1", "SLURM_RESTART_COUNT": "2"})
+    assert (several.meets_at, several.folder) == ("service", "")
+    assert (one.meets_at, one.folder, one.local_count) == ("folder", "launch-slurm-77-0-2", 8)
+    purposes = {find_place({**SLURM, **changed}).purpose for changed in ({}, {"SLURM_STEP_ID": "1"},
+                {"SLURM_JOB_ID": "78"}, {"SLURM_RESTART_COUNT": "1"})}  # fmt: skip
+    assert len(purposes) == 4
+
+
+@pytest.mark.parametrize(
+    "meeting", [Meeting(folder=Path("/a folder")), Meeting(address="10.0.0.1", port=29400, secret=b"of this run")]
+)
+def test_place_from_podiums_launcher(meeting):
+    env = place_environment(meeting, 3, 4, 1, 2, attempt=2)
+    assert env.pop("PODIUM_SECRET", "").encode() == meeting.secret
+    assert "of this run" not in "".join(env.values())
+    place = find_place(env)
+    assert (place.index, place.count, place.local_index, place.local_count) == (3, 4, 1, 2)
+    assert (place.address, place.port, place.launcher_has_store, place.attempt) == (
+        meeting.address, meeting.port, True, 2)  # fmt: skip
+    assert (place.meets_at, place.folder) == (("folder", "/a folder") if meeting.folder else ("service", ""))
 
 
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77", "SLURM_LOCALID": "0"}

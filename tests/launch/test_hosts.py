@@ -7,7 +7,7 @@ import pytest
 
 from podium.runs.folder import Run
 from tests.support.hosts import HOSTS, SPREAD, both, ended, inside, ip, on_host
-from tests.support.processes import sentence, until
+from tests.support.processes import num_records, sentence, until
 from tests.support.recipes import recipe_of
 
 pytestmark = pytest.mark.slow
@@ -31,6 +31,42 @@ def test_two_hosts_train_to_the_same_weights_as_one_and_a_cut_link_is_survived(h
     assert [code for code, _ in results] == [0, 0], results
     assert run.summary()["weights_sha256"] == weights_alone(recipe_of("mnist"))
     assert run.summary()["topology"]["hosts"] == 2
+
+
+@pytest.mark.parametrize("killed_on", [0, 1])
+def test_an_instance_lost_on_one_host_makes_both_start_again_and_end_at_the_same_weights(
+    killed_on, hosts, tmp_path, weights_alone
+):
+    names, _ = hosts
+    run = Run(tmp_path / "run")
+    processes = both(names, tmp_path, "train", *recipe_of("mnist"), "--out", "run")
+    until(lambda: num_records(run) >= 6 or processes[0].process.poll() is not None, "records")
+    processes[killed_on].instances[killed_on].kill()
+    results = [ended(process) for process in processes]
+    assert [code for code, _ in results] == [0, 0], results
+    assert f"instance {killed_on} on {HOSTS[killed_on]}: was killed by SIGKILL; restarting" in results[killed_on][1]
+    assert all("restarting from the last checkpoint (1 of 3)" in errors for _, errors in results), results
+    assert run.summary()["weights_sha256"] == weights_alone(recipe_of("mnist"))
+
+
+def test_a_mistake_that_one_host_finds_ends_both_and_restarts_nothing(hosts, tmp_path):
+    names, _ = hosts
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    import podium.engine.update as u\n"
+        "    from podium.errors import UserError\n"
+        "    def collect(self):\n"
+        "        raise UserError('there is no room here')\n"
+        "    u.Engine.collect = collect\n"
+    )
+    args = ["train", *recipe_of("mnist"), *SPREAD, "--join", "--out", "run"]
+    other = on_host(names[1], tmp_path, *args, env={"PYTHONPATH": str(tmp_path)}, before=())
+    results = [ended(process) for process in (on_host(names[0], tmp_path, *args), other)]
+    assert [code for code, _ in results] == [3, 2], results
+    assert "there is no room here" in sentence(results[1][1])
+    told = ("another host ended the run; see the messages there", "lost another instance")
+    assert any(text in sentence(results[0][1]) for text in told), results
 
 
 def test_a_host_that_never_joins_is_named(hosts, tmp_path):

@@ -8,13 +8,14 @@ import pytest
 
 from podium.errors import UserError
 from podium.launch.addresses import resolved_address
-from podium.launch.assembly import check_clocks
+from podium.launch.assembly import check_clocks, open_service
 from podium.launch.environment import Place, num_host_cores, own_cores
 from podium.launch.failures import PEER_LOST, SILENT, Failure, find_cause
 from podium.launch.heartbeat import Heartbeat
 from podium.launch.join import check_hellos, check_order
+from podium.launch.meeting import Meeting
 from podium.launch.plan import plan_launch, ssh_commands
-from podium.launch.sockets import listening_store
+from podium.launch.point import MeetingPoint
 from podium.launch.ssh import RemoteHost
 from podium.recipe.loading import load_recipe
 from podium.topology import build_topology
@@ -57,11 +58,11 @@ def test_only_the_first_host_starts_others():
 
 def test_an_ssh_that_is_not_there_is_one_sentence():
     with pytest.raises(UserError, match=r"no-such-ssh, which would start b, cannot be run .*: set launch\.ssh"):
-        RemoteHost("b", ["no-such-ssh", "b"])
+        RemoteHost("b", ["no-such-ssh", "b"], b"")
 
 
 def test_a_host_that_ends_before_it_joins_is_told_with_its_last_words():
-    other = RemoteHost("b", ["sh", "-c", "echo one; echo podium: two >&2; exit 7"])
+    other = RemoteHost("b", ["sh", "-c", "echo one; echo podium: two >&2; exit 7"], b"")
     with pytest.raises(UserError, match=r"b could not be started by ssh \(exit 7\): two"):
         until(other.check, "its end")  # raises before it is true
     other.end()
@@ -110,6 +111,11 @@ def test_instances_that_do_not_fit_together_are_told_where_they_differ(key, part
         check_hellos([HELLO, HELLO, {**HELLO, key: "other", "host": "b"}])
     assert part in str(caught.value)
     assert "on b (instance 2)" in str(caught.value)
+
+
+def test_a_first_host_without_an_address_is_one_sentence():
+    with pytest.raises(UserError, match=r"nowhere\.invalid, where the hosts meet, cannot be resolved"):
+        open_service(Meeting(address="nowhere.invalid", port=29400, secret=b"of this run"))
 
 
 def test_clocks_apart_are_one_sentence():
@@ -178,9 +184,13 @@ def test_a_host_that_takes_its_name_for_loopback_is_no_place_to_meet_others(monk
 
 def test_nothing_talks_to_the_store_once_the_heartbeat_is_closed():
     """A thread inside of it while the interpreter ends would abort the process after all is done."""
-    store = listening_store("127.0.0.1", 0)
-    place = Place(0, 1, 0, 1, "127.0.0.1", store.port, launcher_has_store=True)
-    heartbeat = Heartbeat(place, [{"host": "here", "pid": os.getpid()}])
+    place = Place(
+        0, 1, 0, 1, "127.0.0.1", 0, launcher_has_store=False, meets_at="folder", folder=f"launch-test-{os.getpid()}"
+    )
+    point = MeetingPoint(place, None)
+    point.open(30)
+    heartbeat = Heartbeat(place, point, [{"host": "here", "pid": os.getpid()}])
     assert "podium-heartbeat" in {thread.name for thread in threading.enumerate()}
     heartbeat.close()
     assert "podium-heartbeat" not in {thread.name for thread in threading.enumerate()}
+    point.close()

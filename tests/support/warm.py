@@ -173,7 +173,7 @@ def _become(request: dict[str, Any]) -> None:
 
 
 class _Instance(subprocess.Popen):
-    """What torch's agent takes for the process that it has started: one forked by the nursery."""
+    """What the launcher takes for the process that it has started: one forked by the nursery."""
 
     def __init__(self, link: socket.socket, args: tuple[str, ...], env: dict[str, str]) -> None:
         python, option, module, *words = args
@@ -194,12 +194,12 @@ def _with_nursery() -> dict[str, Any] | None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if os.fork():
         theirs.close()
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+        from podium.launch import processes
 
-        def start(args: tuple[str, ...], env: dict[str, str], **_: object) -> _Instance:
+        def start(args: tuple[str, ...], env: dict[str, str]) -> _Instance:
             return _Instance(ours, args, env)
 
-        subprocess_handler.Popen = start  # type: ignore[assignment, misc]
+        processes.start_instance = start  # type: ignore[assignment]
         return None
     ours.close()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -19,6 +19,7 @@ from podium.distributed.instances import Instances
 from podium.errors import Interrupted, UserError
 from podium.launch.environment import Place, find_place
 from podium.launch.plan import plan_launch, ssh_commands
+from podium.launch.secret import take_secret
 from podium.recipe.loading import Recipe, load_recipe, parse_override, recipe_with
 from podium.runs.folder import Run, check_free, next_free_folder, open_run
 from podium.topology import (
@@ -45,9 +46,10 @@ def train(
     hosts: str | None,
     join: bool,
     stop: StopRequest,
+    secret_file: Path | None = None,
 ) -> None:
     """Train in a new folder."""
-    place = find_place(os.environ)
+    place, secret = find_place(os.environ), take_secret(secret_file, os.environ)
     # Under a launcher all instances choose before they meet, and instance 0 creates the folder after: they agree.
     folder = out or next_free_folder(Path("runs"), name)
     if place is not None:
@@ -59,7 +61,7 @@ def train(
             recipe = load_recipe(name, overrides)
             return recipe, lambda topo, them: training.train(recipe, folder, topo, them, stop, again=restarted)
 
-        _as_instance(place, stop, load)
+        _as_instance(place, stop, load, secret)
     recipe = load_recipe(name, overrides)
     if not join:
         check_free(folder)
@@ -71,7 +73,7 @@ def train(
         print_summary(training.train(recipe, folder, topology, stop=stop))
         return
     with _launching(Run(folder), stop):
-        _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join)
+        _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join, secret)
 
 
 #: sections, and a key, that say how a training is carried out, not what is learnt: a run may continue with others
@@ -87,10 +89,11 @@ def resume(
     join: bool,
     stop: StopRequest,
     update: int | None = None,
+    secret_file: Path | None = None,
 ) -> None:
     """Continue a run on any number of instances; from the checkpoint of `update`, where one is given."""
     stop.advice = resume_continues(path)
-    place = find_place(os.environ)
+    place, secret = find_place(os.environ), take_secret(secret_file, os.environ)
     if place is not None:
         restarted = place.attempt > 0
 
@@ -100,7 +103,7 @@ def resume(
                 _go_back(run, update)
             return recipe, lambda topo, them: training.resume(run, recipe, topo, them, stop, again=restarted)
 
-        _as_instance(place, stop, load)
+        _as_instance(place, stop, load, secret)
     run, recipe = _run_to_continue(path, overrides)
     _go_back(run, update)
     topology = _topology(recipe, num_instances, hosts)
@@ -108,7 +111,7 @@ def resume(
         print_summary(training.resume(run, recipe, topology, stop=stop))
         return
     with _launching(run, stop):
-        _launch(recipe, topology, ["resume", str(path), *overrides], path, hosts, join)
+        _launch(recipe, topology, ["resume", str(path), *overrides], path, hosts, join, secret)
 
 
 def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
@@ -155,7 +158,13 @@ def _topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> T
 
 
 def _launch(
-    recipe: Recipe, topology: Topology, arguments: list[str], folder: Path, hosts: str | None, join: bool
+    recipe: Recipe,
+    topology: Topology,
+    arguments: list[str],
+    folder: Path,
+    hosts: str | None,
+    join: bool,
+    secret: bytes | None,
 ) -> None:
     from podium.launch import agent
     from podium.launch.addresses import local_names
@@ -173,7 +182,7 @@ def _launch(
     if hosts and not join:
         whole = (*command, "--hosts", hosts, "--instances", str(topology.num_instances))
         others = ssh_commands(plan, recipe.launch.ssh, str(Path.cwd()), whole)
-    agent.launch(plan, recipe.launch, others)
+    agent.launch(plan, recipe.launch, others, secret)
     if plan.host_index == 0:
         print_summary(Run(folder))
 
@@ -191,14 +200,16 @@ def _launching(run: Run, stop: StopRequest) -> Iterator[None]:
             raise
 
 
-def _as_instance(place: Place, stop: StopRequest, load: Callable[[], tuple[Recipe, Body]]) -> NoReturn:
+def _as_instance(
+    place: Place, stop: StopRequest, load: Callable[[], tuple[Recipe, Body]], secret: bytes | None
+) -> NoReturn:
     """Run what `load` returns as one instance of several, and end this process."""
     from podium.launch.failures import stop_was_requested
     from podium.launch.join import InstanceTask, take_place
 
     if place.launch_folder is not None:
         stop.process = os.getppid()  # Podium's launcher, whose time limit goes on when it restarts instances
-        # torch's agent sends signals of its own, to the remaining instances when one is lost
+        # the launcher sends signals of its own, to the remaining instances when one is lost
         stop.speaks = partial(stop_was_requested, Path(place.launch_folder))
     divide_memory(place.local_count)
 
@@ -218,7 +229,7 @@ def _as_instance(place: Place, stop: StopRequest, load: Callable[[], tuple[Recip
 
         return InstanceTask(facts, recipe.batch.num_replicas, recipe.parallel, recipe.launch.timeout, run)
 
-    code = take_place(place, load_task)
+    code = take_place(place, load_task, secret)
     if place.count > 1:
         # Everything is written. If torn down in order, threads of torch's groups, which may wait for instances that
         # are gone, would now and then abort the process.

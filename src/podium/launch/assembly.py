@@ -9,9 +9,11 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from podium.errors import UserError
+from podium.launch.meeting import Meeting
 from podium.launch.plan import LaunchPlan
-from podium.launch.sockets import listening_store
+from podium.launch.service import MeetingService, listen_at, listen_in
 from podium.launch.ssh import RemoteHost
+from podium.launch.store import MeetingStore
 from podium.recipe.sections.launch import LaunchSection
 from podium.ui.console import say
 
@@ -20,31 +22,36 @@ _MAX_CLOCK_GAP_S = 3.0
 _CHECK_S = 0.25
 
 
-def open_store(plan: LaunchPlan, section: LaunchSection) -> dist.TCPStore:
-    """Return the store where hosts meet: the first host opens it, the others connect to it."""
-    address, port = plan.meeting
-    if plan.keeps_store:
-        own = "127.0.0.1" if plan.alone else socket.gethostbyname(address)
-        try:
-            return listening_store(own, port)
-        except OSError as error:
-            raise UserError(
-                f"port {port} of {own} cannot be used ({error.strerror}): choose another with launch.port"
-            ) from None
-    say(f"joining {address}:{port} as {plan.host}")
+def open_service(meeting: Meeting) -> MeetingService:
+    """Open the service where a launch meets, on the host that keeps it."""
+    if meeting.folder is not None:
+        return MeetingService(listen_in(meeting.folder), meeting.secret)
     try:
-        timeout = timedelta(seconds=section.timeout)
-        return dist.TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
-    except (dist.DistNetworkError, dist.DistStoreError, RuntimeError):
+        own = socket.gethostbyname(meeting.address)
+    except OSError:
         raise UserError(
-            f"{address}:{port}, where the hosts meet, did not answer within {section.timeout:g} s"
+            f"{meeting.address}, where the hosts meet, cannot be resolved: correct the name service or /etc/hosts"
+        ) from None
+    try:
+        return MeetingService(listen_at(own, meeting.port), meeting.secret)
+    except OSError as error:
+        raise UserError(
+            f"port {meeting.port} of {own} cannot be used ({error.strerror}): choose another with launch.port"
         ) from None
 
 
+def open_store(plan: LaunchPlan, meeting: Meeting, section: LaunchSection) -> MeetingStore:
+    """Return this host's connection to where the hosts meet."""
+    if not plan.keeps_store:
+        say(f"joining {meeting} as {plan.host}")
+    try:
+        return MeetingStore(meeting, section.timeout)
+    except dist.DistError:
+        raise UserError(f"{meeting}, where the hosts meet, did not answer within {section.timeout:g} s") from None
+
+
 def assemble_hosts(plan: LaunchPlan, section: LaunchSection, store: dist.Store, others: Sequence[RemoteHost]) -> None:
-    """Wait for all hosts, then compare their clocks: torch's agents believe hosts with another time to be dead."""
-    if plan.alone:
-        return
+    """Wait for all hosts, then compare their clocks: logs and notes of several hosts are read side by side."""
     hosts = plan.topology.hosts
     store.set(f"joined/{plan.host}", "yes")
     try:
@@ -87,7 +94,7 @@ def _wait_for_hosts(plan: LaunchPlan, section: LaunchSection, store: dist.Store,
 
 
 def check_clocks(clocks: Mapping[str, float]) -> None:
-    """Raise UserError when two hosts' clocks are further apart than torch's agents tolerate."""
+    """Raise UserError when two hosts' clocks are too far apart to compare the times in their logs."""
     late, early = max(clocks, key=lambda host: clocks[host]), min(clocks, key=lambda host: clocks[host])
     gap = clocks[late] - clocks[early]
     if gap > _MAX_CLOCK_GAP_S:

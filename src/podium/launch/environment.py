@@ -4,17 +4,22 @@ The only reader of launch variables (torch's launcher, Slurm, Podium's own).
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from podium.errors import UserError
+from podium.launch.lifeline import LAUNCHER
+from podium.launch.meeting import LOOPBACK, Meeting
+from podium.launch.secret import VARIABLE as SECRET
 from podium.topology import share_of_cores
 
 #: Variables that Podium's own launcher hands to the instances it starts.
 LAUNCH_FOLDER, HOST_NAME, HOST_CORES = "PODIUM_LAUNCH_FOLDER", "PODIUM_HOST_NAME", "PODIUM_HOST_CORES"
+MEETING, ATTEMPT = "PODIUM_MEETING", "PODIUM_ATTEMPT"
 COMMAND = "PODIUM_COMMAND"
 #: Set for hosts that are started by ssh: they end when their standard input does.
 END_WITH_INPUT = "PODIUM_END_WITH_INPUT"
@@ -28,10 +33,16 @@ class Place:
     count: int
     local_index: int
     local_count: int
-    #: where the store is that instances meet at, and whether it is the launcher's (else it is that of instance 0)
+    #: the host at which instances meet, and whether the launcher keeps what they meet at (else instance 0 does)
     address: str
     port: int
     launcher_has_store: bool
+    #: what they meet at: a socket in `folder`, Podium's service at `port`, or the store of torch's launcher there
+    meets_at: Literal["folder", "service", "torch"] = "torch"
+    #: a path, or the name of a folder in the private one
+    folder: str = ""
+    #: what a secret from the user's own key is made for, where none is given
+    purpose: str = ""
     #: how often the launcher has restarted the instances
     attempt: int = 0
     host: str = ""
@@ -44,6 +55,8 @@ class Place:
 def find_place(env: Mapping[str, str]) -> Place | None:
     """Return the place that torch's launcher, Podium's or Slurm gave to this process; None when a person started it."""
     try:
+        if MEETING in env:
+            return _place_of_podium(env)
         if "RANK" in env and "WORLD_SIZE" in env:
             return _place_of_torch(env)
         # A batch script has the job's variables, too, but is not a task of a step: treated as started by a person.
@@ -54,8 +67,26 @@ def find_place(env: Mapping[str, str]) -> Place | None:
     return None
 
 
+def _place_of_podium(env: Mapping[str, str]) -> Place:
+    cores, meeting = env.get(HOST_CORES), Meeting.parse(env[MEETING])
+    return Place(
+        index=int(env["RANK"]),
+        count=int(env["WORLD_SIZE"]),
+        local_index=int(env["LOCAL_RANK"]),
+        local_count=int(env["LOCAL_WORLD_SIZE"]),
+        address=meeting.address,
+        port=meeting.port,
+        launcher_has_store=True,
+        meets_at="service" if meeting.folder is None else "folder",
+        folder="" if meeting.folder is None else str(meeting.folder),
+        attempt=int(env[ATTEMPT]),
+        host=env.get(HOST_NAME, ""),
+        host_cores=tuple(map(int, cores.split(","))) if cores else None,
+        launch_folder=env.get(LAUNCH_FOLDER),
+    )
+
+
 def _place_of_torch(env: Mapping[str, str]) -> Place:
-    cores = env.get(HOST_CORES)
     return Place(
         index=int(env["RANK"]),
         count=int(env["WORLD_SIZE"]),
@@ -65,9 +96,6 @@ def _place_of_torch(env: Mapping[str, str]) -> Place:
         port=int(env["MASTER_PORT"]),
         launcher_has_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        host=env.get(HOST_NAME, ""),
-        host_cores=tuple(map(int, cores.split(","))) if cores else None,
-        launch_folder=env.get(LAUNCH_FOLDER),
     )
 
 
@@ -76,17 +104,19 @@ def _place_of_slurm(env: Mapping[str, str]) -> Place:
     hosts = int(env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES") or 1)
     # A port of its own for every job and step, so that two on one host do not meet.
     job, step = int(env["SLURM_JOB_ID"]), int(env["SLURM_STEP_ID"])
+    attempt = int(env.get("SLURM_RESTART_COUNT", "0"))
     return Place(
         index=index,
         count=count,
         local_index=int(env["SLURM_LOCALID"]),
         local_count=count // hosts,
-        address="127.0.0.1"
-        if hosts == 1
-        else first_slurm_host(env.get("SLURM_STEP_NODELIST") or env["SLURM_NODELIST"]),
+        address=LOOPBACK if hosts == 1 else first_slurm_host(env.get("SLURM_STEP_NODELIST") or env["SLURM_NODELIST"]),
         port=20000 + (job * 31 + step) % 12000,
         launcher_has_store=False,
-        attempt=int(env.get("SLURM_RESTART_COUNT", "0")),
+        meets_at="folder" if hosts == 1 else "service",
+        folder=f"launch-slurm-{job}-{step}-{attempt}" if hosts == 1 else "",
+        purpose=f"slurm {env.get('SLURM_CLUSTER_NAME', '')} {job} {step} {attempt}",
+        attempt=attempt,
         host=env.get("SLURMD_NODENAME", ""),
     )
 
@@ -105,8 +135,18 @@ def ends_with_input(env: Mapping[str, str]) -> bool:
     return END_WITH_INPUT in env
 
 
-def launch_environment(folder: str, host: str, cores: tuple[int, ...]) -> dict[str, Any]:
-    """Return what Podium's launcher tells its instances beyond what torch's agent does."""
+def place_environment(
+    meeting: Meeting, index: int, count: int, local_index: int, local_count: int, attempt: int = 0
+) -> dict[str, str]:
+    """Return what tells an instance of Podium's own launcher its place, `find_place` reads."""
+    place = {"RANK": index, "WORLD_SIZE": count, "LOCAL_RANK": local_index, "LOCAL_WORLD_SIZE": local_count}
+    secret = {SECRET: meeting.secret.decode()} if meeting.secret else {}
+    launcher = {MEETING: str(meeting), ATTEMPT: str(attempt), LAUNCHER: str(os.getpid())}
+    return {name: str(value) for name, value in place.items()} | launcher | secret
+
+
+def launch_environment(folder: str, host: str, cores: tuple[int, ...]) -> dict[str, str]:
+    """Return what else Podium's launcher tells its instances."""
     return {
         LAUNCH_FOLDER: folder,
         HOST_NAME: host,

@@ -54,12 +54,12 @@ def read_failures(folder: Path) -> list[Failure]:
 
 
 def record_stop_request(folder: Path) -> None:
-    """Note that somebody asked to stop, before the instances hear of it: the agent itself also sends signals."""
+    """Note that somebody asked to stop, before the instances hear of it: the launcher also sends signals of its own."""
     (folder / _STOP_REQUEST).touch()
 
 
 def stop_was_requested(folder: Path) -> bool:
-    """Return whether a signal to an instance comes from a person or a scheduler, not from the agent."""
+    """Return whether a signal to an instance comes from a person or a scheduler, not from the launcher itself."""
     return (folder / _STOP_REQUEST).exists()
 
 

@@ -1,19 +1,23 @@
 """Instances watch one another: each counts up a number at the store, and one that stops counting is silent."""
 
-import socket
+import os
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 import psutil
 import torch.distributed as dist
 
 from podium.launch.environment import Place
+from podium.launch.lifeline import launcher_is_gone
+from podium.launch.point import MeetingPoint
 
 _BEAT_S = 0.5
+#: more instances than this count more slowly, so that whoever keeps the store has no more to do
+_NUM_UNHURRIED = 16
 _STORE_TIMEOUT_S = 5.0
 
 
@@ -23,13 +27,12 @@ class Heartbeat:
     Numbers are compared with themselves some time later, so no clock is needed.
     """
 
-    def __init__(self, place: Place, hellos: Sequence[Mapping[str, Any]]) -> None:
-        self._index, self._hellos, self._store_address = place.index, hellos, (place.address, place.port)
+    def __init__(self, place: Place, point: MeetingPoint, hellos: Sequence[Mapping[str, Any]]) -> None:
+        self._index, self._hellos, self._point = place.index, hellos, point
+        self._beat_s = _BEAT_S * max(1.0, len(hellos) / _NUM_UNHURRIED)
         self._stop = threading.Event()
         # A connection of its own: the main thread may be waiting on the other one.
-        timeout = timedelta(seconds=_STORE_TIMEOUT_S)
-        plain = dist.TCPStore(place.address, place.port, is_master=False, timeout=timeout, wait_for_workers=False)
-        self._store = dist.PrefixStore(f"attempt-{place.attempt}/heartbeat", plain)
+        self._store = dist.PrefixStore("heartbeat", point.connect(_STORE_TIMEOUT_S))
         self._thread = threading.Thread(target=self._beat, name="podium-heartbeat", daemon=True)
         self._thread.start()
 
@@ -47,7 +50,7 @@ class Heartbeat:
         try:
             self._store.set(f"ending/{self._index}", "yes")
             before = self._numbers()
-            time.sleep(4 * _BEAT_S)
+            time.sleep(4 * self._beat_s)
             after = self._numbers()
             silent = [
                 index
@@ -56,7 +59,7 @@ class Heartbeat:
             ]
         except (RuntimeError, dist.DistError):
             # The store itself is out of reach: the process that keeps it has ended, or is cut off.
-            if self._refused():
+            if self._point.is_closed():
                 return []
             own = self._hellos[self._index]["host"]
             silent = [index for index, hello in enumerate(self._hellos) if hello["host"] != own]
@@ -64,16 +67,6 @@ class Heartbeat:
         for index in found:
             self._end_if_stopped(index)
         return [(index, str(self._hellos[index]["host"])) for index in found]
-
-    def _refused(self) -> bool:
-        """Return whether the host of the store answers that nobody listens there any more."""
-        try:
-            with socket.create_connection(self._store_address, timeout=2):
-                return False
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
 
     def _numbers(self) -> list[bytes]:
         keys = [f"beat/{index}" for index in range(len(self._hellos))]
@@ -84,7 +77,7 @@ class Heartbeat:
         return self._status(index) in (None, psutil.STATUS_ZOMBIE)
 
     def _end_if_stopped(self, index: int) -> None:
-        """Kill an instance of this host that was stopped: it hears no signal, and the agent would wait for it."""
+        """Kill an instance of this host that was stopped: it hears no signal, and the launcher would wait for it."""
         if self._status(index) == psutil.STATUS_STOPPED:
             with suppress(psutil.Error):
                 psutil.Process(self._hellos[index]["pid"]).kill()
@@ -100,9 +93,11 @@ class Heartbeat:
 
     def _beat(self) -> None:
         number = 0
-        while not self._stop.wait(_BEAT_S):
+        while not self._stop.wait(self._beat_s):
             number += 1
             try:
                 self._store.set(f"beat/{self._index}", str(number))
             except (RuntimeError, dist.DistError):
+                if launcher_is_gone(os.environ):  # for systems that do not tell an instance by themselves
+                    os.kill(os.getpid(), signal.SIGTERM)
                 return

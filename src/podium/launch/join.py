@@ -3,12 +3,10 @@
 Called by `commands/train.py` when the environment says that this process is one of several.
 """
 
-import ctypes
 import json
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +24,9 @@ from podium.launch.addresses import resolved_address, use_interface
 from podium.launch.environment import Place, num_host_cores, own_cores
 from podium.launch.failures import FINAL, PEER_LOST, SILENT, Failure, find_cause, write_failure
 from podium.launch.heartbeat import Heartbeat
-from podium.launch.sockets import give_up_after, listening_store
+from podium.launch.lifeline import end_with_launcher
+from podium.launch.point import MeetingPoint, early_log_folder
+from podium.launch.sockets import give_up_after
 from podium.recipe.sections.parallel import ParallelSection
 from podium.topology import Topology, build_topology, usable_cores
 from podium.ui import console
@@ -38,7 +38,6 @@ _MUST_AGREE = {
     "recipe_sha256": "recipes",
     "instruction_set": "instruction sets",
 }
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -53,31 +52,34 @@ class InstanceTask:
     run: Callable[[Topology, Instances], None]
 
 
-def take_place(place: Place, load_task: Callable[[], InstanceTask]) -> int:
+def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: bytes | None = None) -> int:
     """Load a task and run it as one of the instances; return the exit code of this process.
 
-    Whatever goes wrong, in loading too, is reported once for all instances.
+    `secret`: what to show where instances meet, if it was given. Whatever goes wrong, in loading too, is reported once
+    for all instances.
     """
     host = place.host or socket.gethostname()
     console_fd = os.dup(2)
     log = early_log = _quiet(place) if place.index else ""
-    if place.launch_folder is not None:
-        _end_with_launcher()
-    code, message, shared, store, heartbeat = 0, "", False, None, None
+    end_with_launcher(os.environ)
+    code, message, shared, store, point, heartbeat = 0, "", False, None, None, None
     cores = place.host_cores or usable_cores()
     try:
         task = load_task()
         own = {**task.facts, "host": host, "pid": os.getpid(), "cores": cores}
         place = replace(place, address=resolved_address(place))
         use_interface(place.address)
-        store = _open_store(place, task.timeout_s)
+        point = MeetingPoint(place, secret)
+        store = point.open(task.timeout_s)
         others = _greet(store, place, own, task.timeout_s)
         all_cores = [other["cores"] for other in others]
         os.sched_setaffinity(0, own_cores(place, all_cores))
         parallel, hosts = task.parallel, _hosts(others, place.local_count)
         topology = build_topology(task.num_replicas, place.count, hosts, parallel.num_stages, parallel.stage_layers)
         topology = replace(topology, host_cores=num_host_cores(place, all_cores))
-        heartbeat = Heartbeat(place, others)
+        # From here on there may be something to save, and threads that hear of the end of the launcher.
+        end_with_launcher(os.environ, signal.SIGTERM)
+        heartbeat = Heartbeat(place, point, others)
         instances = Instances.join(
             dist.PrefixStore("instances", store), place.index, place.count, task.timeout_s, place.local_count
         )
@@ -97,14 +99,11 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask]) -> int:
     if place.launch_folder is None:
         if early_log and not failure.log:
             Path(early_log).unlink(missing_ok=True)
-        return _report_to_user(place, failure, store, console_fd)
+        code = _report_to_user(place, failure, store, console_fd)
+        if point is not None:
+            point.close()
+        return code
     return _report_to_launcher(place.launch_folder, failure)
-
-
-def _end_with_launcher() -> None:
-    """Have the system send SIGTERM when the launcher is killed, so that instances save and end with it."""
-    with suppress(OSError, AttributeError):  # Linux only
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _report_to_launcher(launch_folder: str, failure: Failure) -> int:
@@ -112,7 +111,7 @@ def _report_to_launcher(launch_folder: str, failure: Failure) -> int:
     if failure.exit_code == 0:
         return 0
     write_failure(Path(launch_folder), failure)
-    # Final ends look like success to torch's agent, which would otherwise restart the instances.
+    # Final ends look like success to the launcher: the others end by themselves, in order.
     return 0 if failure.final else failure.exit_code
 
 
@@ -148,8 +147,7 @@ def _failures(store: dist.Store, count: int) -> list[Failure]:
 
 def _quiet(place: Place) -> str:
     """Send the output of an instance other than 0 to a file, which joins the run's log once there is one."""
-    folder = place.launch_folder or tempfile.gettempdir()
-    path = Path(folder) / f"podium-instance-{place.index}-{os.getpid()}.log"
+    path = early_log_folder(place) / f"podium-instance-{place.index}-{os.getpid()}.log"
     console.write_everything_to(path)
     return str(path)
 
@@ -166,19 +164,6 @@ def _explained(error: BaseException, heartbeat: Heartbeat | None) -> tuple[int, 
 
 
 # --- meeting --------------------------------------------------------------------------------------------------------
-
-
-def _open_store(place: Place, timeout_s: float) -> dist.Store:
-    try:
-        if place.index == 0 and not place.launcher_has_store:
-            store = listening_store(place.address, place.port)
-        else:
-            timeout = timedelta(seconds=timeout_s)
-            store = dist.TCPStore(place.address, place.port, is_master=False, timeout=timeout, wait_for_workers=False)
-    except (OSError, RuntimeError, dist.DistError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise UserError(f"{place.address}:{place.port}, where the instances meet, cannot be used: {reason}") from None
-    return dist.PrefixStore(f"attempt-{place.attempt}", store)
 
 
 def _greet(store: dist.Store, place: Place, own: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The sockets of torch's stores: they listen on one address, and notice a cut link."""
+"""The sockets of torch: its stores, used under torch's own launcher, listen on one address; all notice a cut link."""
 
 import os
 import socket

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -21,7 +20,8 @@ _GRACE_S = 15.0
 class RemoteHost:
     """Another host's part of the run, started from here. Its standard input closes when this process is gone."""
 
-    def __init__(self, host: str, command: Sequence[str]) -> None:
+    def __init__(self, host: str, command: Sequence[str], secret: bytes) -> None:
+        """Start it; `secret` is what it reads first, and nobody else can."""
         self.host, self.joined, self._last_line = host, False, ""
         try:
             # A session of its own keeps Ctrl-C away: the instances agree on when to stop, and it ends after that.
@@ -36,6 +36,10 @@ class RemoteHost:
             raise UserError(
                 f"{command[0]}, which would start {host}, cannot be run ({error.strerror}): set launch.ssh"
             ) from None
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which `check` tells
+            self._process.stdin.write(secret + b"\n")
+            self._process.stdin.flush()
         self._reader = threading.Thread(target=self._relay, name=f"podium-ssh-{host}", daemon=True)
         self._reader.start()
 
@@ -65,20 +69,23 @@ class RemoteHost:
                 say(f"{self.host}: {text}")
 
 
-def end_with_input(meeting: tuple[str, int], process_ids: Callable[[], Sequence[int]], folder: Path) -> None:
-    """End this host's part when the host that started it by ssh is gone, which closes standard input."""
+def end_with_input(is_there: Callable[[], bool], process_ids: Callable[[], Sequence[int]], folder: Path) -> None:
+    """End this host's part when the host that started it by ssh is gone, which closes standard input.
+
+    `is_there`: whether that host can still be reached some other way.
+    """
     threading.Thread(
-        target=_end_with_input, args=(meeting, process_ids, folder), name="podium-input", daemon=True
+        target=_end_with_input, args=(is_there, process_ids, folder), name="podium-input", daemon=True
     ).start()
 
 
-def _end_with_input(meeting: tuple[str, int], process_ids: Callable[[], Sequence[int]], folder: Path) -> None:
+def _end_with_input(is_there: Callable[[], bool], process_ids: Callable[[], Sequence[int]], folder: Path) -> None:
     while os.read(0, 4096):
         pass
     with Path(os.devnull).open("wb") as nothing:  # nobody reads it any more, and writing must not fail
         os.dup2(nothing.fileno(), 1)
         os.dup2(nothing.fileno(), 2)
-    while _answers(meeting):  # only the connection of ssh is lost, or that host is about to end
+    while is_there():  # only the connection of ssh is lost, or that host is about to end
         time.sleep(1)
     if _send(process_ids(), signal.SIGTERM):
         time.sleep(_GRACE_S)  # to save, and for the main thread to end the usual way
@@ -93,11 +100,3 @@ def _send(process_ids: Sequence[int], number: signal.Signals) -> bool:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
     return bool(process_ids)
-
-
-def _answers(address: tuple[str, int]) -> bool:
-    try:
-        with socket.create_connection(address, timeout=5):
-            return True
-    except OSError:
-        return False

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from contextlib import ExitStack
 from typing import IO, Any
 
 import torch
@@ -23,14 +23,17 @@ import torch.distributed as dist
 from podium.distributed.instances import Instances
 from podium.engine.state import Task
 from podium.errors import PodiumError
-from podium.launch.environment import find_place
-from podium.launch.sockets import listening_store
+from podium.launch.environment import find_place, place_environment
+from podium.launch.lifeline import end_with_launcher
+from podium.launch.meeting import Meeting
+from podium.launch.point import MeetingPoint
+from podium.launch.private_folder import launch_folder
+from podium.launch.service import MeetingService, listen_in
 from podium.recipe.loading import Recipe, load_recipe, recipe_with
 from podium.topology import build_topology, share_of_cores, usable_cores
 from podium.training.build import Training, build_training
 from podium.training.feeding import build_engine, samples_of_updates
 
-_LOOPBACK = "127.0.0.1"
 _START_S = 120.0
 _NUM_WARM_UP, _MIN_UPDATES = 2, 2
 
@@ -39,22 +42,21 @@ class MeasuringProcesses:
     """`count` processes that run a recipe together, again and again, each time with another choice."""
 
     def __init__(self, count: int, name: str, overrides: Sequence[str]) -> None:
-        self._store = listening_store(_LOOPBACK, 0)
+        self._kept = ExitStack()
+        folder = self._kept.enter_context(launch_folder())
+        self._kept.callback(MeetingService(listen_in(folder), b"").close)
         command = [sys.executable, "-m", "podium.tune.measure", name, *overrides]
-        place = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": _LOOPBACK,
-                 "MASTER_PORT": self._store.port}  # fmt: skip
         #: whether all have answered the last request
         self.ready = True
         self._processes = []
         for index in range(count):
-            env = {**place, "RANK": index, "LOCAL_RANK": index}
             self._processes.append(
                 subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                    env={**os.environ, **{key: str(value) for key, value in env.items()}},
+                    env={**os.environ, **place_environment(Meeting(folder=folder), index, count, index, count)},
                 )
             )
 
@@ -80,6 +82,7 @@ class MeasuringProcesses:
             process.kill()
         for process in self._processes:
             process.communicate()
+        self._kept.close()
 
 
 def _written(stream: IO[bytes] | None) -> IO[bytes]:
@@ -129,8 +132,10 @@ def main() -> None:
     place = find_place(os.environ)
     assert place is not None
     os.sched_setaffinity(0, share_of_cores(usable_cores(), place.local_index, place.local_count))
-    store = dist.TCPStore(place.address, place.port, is_master=False, timeout=timedelta(seconds=_START_S))
-    instances = Instances.join(dist.PrefixStore("tune", store), place.index, place.count, _START_S, place.local_count)
+    end_with_launcher(os.environ)
+    point = MeetingPoint(place, None)  # kept: the connection lasts as long as it does
+    store = dist.PrefixStore("tune", point.connect(_START_S))
+    instances = Instances.join(store, place.index, place.count, _START_S, place.local_count)
     recipe = load_recipe(name, overrides)
     first: Task | None = None
     for line in sys.stdin:

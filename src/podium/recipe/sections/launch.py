@@ -26,7 +26,7 @@ class LaunchSection(Section):
     restarts: NonNegativeInt = 3
     #: seconds that an instance may be silent, or that a host may take to join
     timeout: Seconds = 300.0
-    #: port at which hosts meet; a single host uses any free port
+    #: port at which hosts meet; a single host opens none
     port: Annotated[int, Field(ge=1, le=65535)] = 29400
     #: the command that reaches another host, with its options as in a shell
     ssh: Annotated[str, AfterValidator(_command)] = "ssh"
