@@ -1,10 +1,10 @@
 """Rows of tokens for BERT's pretraining, made from text on demand. Nothing is prepared on disk.
 
 A sequence is `[CLS] A [SEP] B [SEP]`: consecutive sentences of a document, divided at a random sentence into two parts;
-in half of the sequences B comes from another document instead. Where a long sentence fills the place of both parts, the
-half that should follow each other are taken from the next place with two sentences: otherwise short rows would be nearly
-all random pairs. A row has one sequence, or is packed with several. 15 % of the tokens are to be predicted: of these
-80 % are replaced by `[MASK]`, 10 % by a random token, 10 % stay.
+in half of the sequences B comes from another document instead. Where one long sentence fills a row, a B that should
+follow is taken from the next place with two sentences: otherwise nearly all pairs of short rows would be random ones.
+A row has one sequence, or is packed with several. 15 % of the tokens are to be predicted: of these 80 % are replaced by
+`[MASK]`, 10 % by a random token, 10 % stay.
 
 Everything is drawn from (seed, number of the sample), training masks from the sample's position in the training: they
 differ in every epoch. A whole micro-batch is made at once, without a loop over its rows.
