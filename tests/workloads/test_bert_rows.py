@@ -87,7 +87,7 @@ def test_sequences_are_what_they_should_be(text, layout):
 
 @pytest.mark.parametrize("length", [8, 16, 32, 128])
 def test_half_of_the_pairs_follow_each_other_whatever_the_length_of_rows(length):
-    """Rows of 16 tokens rarely hold two sentences of 8 to 40: of the windows as they fall, 97 % would pair at random."""
+    """Rows of 16 tokens rarely hold two sentences of 8 to 40: 97 % of the windows would have to pair at random."""
     rows = gathered(TextRows(random_corpus(1000, 0, "train"), Layout(length), "train", num_rows=4000), np.arange(4000))
     assert rows["follows"].mean() == pytest.approx(0.5, abs=0.02)
 
