@@ -113,6 +113,8 @@ PUBLISHED = {
         "optim.weight_decay": 1e-5,
         "schedule.name": "exponential",
         "schedule.rate": 0.97,
+        "schedule.every": "2.397ep",  # 350 epochs / 146 drops
+        "schedule.staircase": True,
         "average.method": "exponential",
         "average.decay": 0.97,
     },
