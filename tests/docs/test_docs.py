@@ -147,3 +147,73 @@ def test_every_option_of_the_published_cnn_training_is_in_the_table():
     ]
     text = (ROOT / "docs" / "from_other_systems.md").read_text(encoding="utf-8")
     assert [option for option in options if f"`{option}`" not in text] == []
+
+
+#: options of the programs that their descriptions leave out, or name otherwise
+OF_PROGRAMS = [
+    "--enable-recomputation",
+    "--select-ipu",
+    "--hostside-norm",
+    "--micro-batch-size",
+    "--device-iterations",
+    "--stochastic-rounding",
+    "--abs-learning-rate",
+    "--abs-end-learning-rate",
+    "--poly-lr-decay-power",
+    "--poly-lr-end-ratio",
+    "--lr-decay-rate",
+    "--lr-drops",
+    "--lars-eeta",
+    "--lars-epsilon",
+    "--lars-weight-decay",
+    "--lars-skip-list",
+    "--rmsprop-decay",
+    "--rmsprop-base-decay-exp",
+    "--rmsprop-epsilon",
+    "--BN-decay",
+    "--group-dim",
+    "--expand-ratio",
+    "--stable-norm",
+    "--weight-avg-N",
+    "--weight-avg-exp",
+    "--mixup-alpha",
+    "--cutmix-lambda",
+    "--cutmix-version",
+    "--fused-preprocessing",
+    "--ckpts-per-epoch",
+    "--epochs-per-ckpt",
+    "--normalise-input",
+    "--synthetic-data",
+    "--replication-factor",
+    "--gradient-accumulation",
+    "--layers-per-ipu",
+    "--ipus-per-replica",
+    "--packed-data",
+    "--packing-factor",
+    "--max-sequences-per-pack",
+    "--lr-warmup",
+    "--auto-loss-scaling",
+    "--mask-tokens",
+    "--sequence-length",
+    "--layer-norm-eps",
+    "--attention-probs-dropout-prob",
+    "--replicated-tensor-sharding",
+    "--recompute-checkpoint-every-layer",
+    "--pretrained-checkpoint",
+    "--checkpoint-steps",
+    "--max-len",
+    "--data-prefix",
+    "--stride",
+    "--save-per-steps",
+    "--lr-decay-steps",
+]
+
+
+@pytest.mark.parametrize("option", OF_PROGRAMS)
+def test_options_of_the_published_programs_have_a_key_or_a_reason(option):
+    lines = (ROOT / "docs" / "from_other_systems.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if f"`{option}`" in line.split(" | ")[0]]
+    assert rows, option
+    for row in rows:
+        _, key, remark = (cell.strip() for cell in row.strip("|").split("|", 2))
+        assert key or len(remark) > 20, row

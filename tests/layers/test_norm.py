@@ -14,6 +14,7 @@ from podium.distributed.lockstep import check_span, largest_span, run_in_lockste
 from podium.errors import UserError
 from podium.layers.norm import SpanBatchNorm, build_norm
 from podium.layers.section import NormSection
+from podium.recipe.loading import load_recipe
 
 BATCH_NORM = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
@@ -232,3 +233,14 @@ def test_twin_of_an_lstm_computes_with_its_own_parameters():
     assert all(param.grad is None for param in model.parameters())
     assert all(param.grad is not None for param in other.parameters())
     assert torch.equal(model(x)[0], other(x)[0])
+
+
+def test_the_decay_of_running_statistics_belongs_to_batch_norm(tmp_path):
+    with pytest.raises(ValidationError, match=r"decay does not apply to norm.kind = group"):
+        NormSection(kind="group", decay=0.9)
+    for span in (1, 2):
+        assert build_norm(NormSection(span=span, decay=0.9), 4, 2).momentum == 0.1
+    # a recipe that inherits batch norm's keys may turn to group norm
+    (tmp_path / "mine.yaml").write_text("base: cnn/mlperf_pod16_lars\nworkload: {model: {norm: {kind: group}}}\n")
+    norm = load_recipe(str(tmp_path / "mine.yaml")).workload.model.norm
+    assert (norm.kind, norm.span, norm.decay) == ("group", 1, None)

@@ -60,7 +60,7 @@ def build_norm(
 ) -> nn.Module:
     """Build the layer for features of shape (n, num_features) or (n, num_features, `dims` more sizes).
 
-    `momentum` is the weight of the newest statistics in the running ones.
+    `momentum` is the weight of the newest statistics in the running ones, unless the section has a decay.
     """
     if section.kind == "none":
         return nn.Identity()
@@ -70,6 +70,8 @@ def build_norm(
                 f"workload.model.norm.groups = {section.groups}: expected a divisor of the {num_features} channels"
             )
         return nn.GroupNorm(section.groups, num_features, eps)
+    if section.decay is not None:
+        momentum = round(1 - section.decay, 12)  # 0.1 where the decay is 0.9, not 0.09999999999999998
     if section.span == 1:
         return _BATCH_NORM[dims](num_features, eps, momentum)
     return SpanBatchNorm(num_features, section.span, eps, momentum)

@@ -33,6 +33,11 @@ class Corpus:
         return self.sentences[self.documents]
 
     @cached_property
+    def inner_sentences(self) -> NDArray[np.int64]:
+        """Return where sentences begin that follow another one of their document, in ascending order."""
+        return np.setdiff1d(self.sentences, self.document_tokens)
+
+    @cached_property
     def ordinary(self) -> NDArray[np.int64]:
         """Return all tokens of the vocabulary except the special ones."""
         return np.setdiff1d(np.arange(self.vocabulary), list(self.special.values()))

@@ -1,8 +1,10 @@
 """Rows of tokens for BERT's pretraining, made from text on demand. Nothing is prepared on disk.
 
 A sequence is `[CLS] A [SEP] B [SEP]`: consecutive sentences of a document, divided at a random sentence into two parts;
-in half of the sequences B comes from another document instead. A row has one sequence, or is packed with several. 15 %
-of the tokens are to be predicted: of these 80 % are replaced by `[MASK]`, 10 % by a random token, 10 % stay.
+in half of the sequences B comes from another document instead. Where one long sentence fills a row, a B that should
+follow is taken from the next place with two sentences: otherwise nearly all pairs of short rows would be random ones.
+A row has one sequence, or is packed with several. 15 % of the tokens are to be predicted: of these 80 % are replaced by
+`[MASK]`, 10 % by a random token, 10 % stay.
 
 Everything is drawn from (seed, number of the sample), training masks from the sample's position in the training: they
 differ in every epoch. A whole micro-batch is made at once, without a loop over its rows.
@@ -177,9 +179,20 @@ class TextRows:
         divide = sentences[sentence + 1 + (uniform[:, 3] * np.maximum(num_sentences - 1, 0)).astype(np.int64)]
         divisible = (divide > begin) & (divide < end)
         divide = np.where(divisible, divide, end)
-        other = ~divisible | (uniform[:, 4] < 0.5)
+        other = uniform[:, 4] < 0.5
         # A keeps the end that B would follow, and leaves at least a quarter of the room.
-        length_a = np.minimum(divide - begin, size - np.maximum(1, size // 4))
+        most_a = size - np.maximum(1, size // 4)
+        length_a = np.minimum(divide - begin, most_a)
+        stuck = np.flatnonzero(~divisible & ~other)
+        inner = corpus.inner_sentences
+        if len(inner):
+            divide[stuck] = inner[np.searchsorted(inner, begin[stuck], side="right") % len(inner)]
+            document = _last_before(documents, divide[stuck])
+            low[stuck], high[stuck] = documents[document], documents[document + 1]
+            wanted = 1 + (uniform[stuck, 3] * most_a[stuck]).astype(np.int64)
+            length_a[stuck] = np.minimum(np.minimum(wanted, most_a[stuck]), divide[stuck] - low[stuck])
+        else:  # no document has two sentences
+            other[stuck] = True
         rest = size - length_a
 
         # Anywhere but in the same document: tokens are numbered as if it did not exist.
