@@ -265,7 +265,7 @@ def test_training_without_an_epoch_is_refused(path):
 
 
 def test_without_turning_crops_of_a_training_keep_their_axes(path):
-    drawn = crops(path, turn=False).of_epoch(1).drawn(np.arange(NUM))
+    drawn = crops(path, turns=range(1)).of_epoch(1).drawn(np.arange(NUM))
     assert {turn for _, _, turn in drawn} == {0}
 
 

@@ -80,6 +80,43 @@ def test_after_the_warmup_the_schedule_runs_over_what_is_left():
     assert rates(warm)[:40] == pytest.approx([BASE * (update + 1) / 40 for update in range(40)])
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"name": "cosine"},
+        {"name": "linear", "final": 0.1},
+        {"name": "polynomial", "power": 2},
+        {"name": "exponential", "rate": 0.9},
+    ],
+)
+def test_a_span_of_all_updates_counts_the_warmup_in(keys):
+    """The warm-up hides the beginning of a fall that runs as if there were none."""
+    over_all, plain = build(warmup="2ep", span="all", **keys), build(**keys)
+    assert rates(over_all)[40:] == rates(plain)[40:]
+    assert rates(over_all)[:40] == pytest.approx([BASE * (update + 1) / 40 for update in range(40)])
+    assert rates(over_all) != rates(build(warmup="2ep", span="rest", **keys))
+
+
+def test_both_spans_of_the_cosine_are_their_formulas():
+    warmup, final = 40, 0.1
+    for span, begin in (("all", 0), ("rest", warmup)):
+        found = rates(build(name="cosine", warmup=f"{warmup}up", final=final, span=span))[warmup:]
+        expected = [
+            BASE * (final + (1 - final) / 2 * (1 + math.cos(math.pi * (update - begin) / (TOTAL - begin))))
+            for update in range(warmup, TOTAL)
+        ]
+        assert found == pytest.approx(expected, rel=1e-12)
+    assert rates(build(name="cosine", warmup="2ep")) == rates(build(name="cosine", warmup="2ep", span="rest"))
+
+
+def test_a_warmup_in_steps_of_an_epoch_has_one_rate_for_each():
+    found = rates(build(name="constant", warmup="6ep", warmup_step="1ep"))
+    assert found[:120] == [BASE * ((update // PER_EPOCH + 1) / 6) for update in range(120)]
+    assert set(found[120:]) == {BASE}
+    uneven = rates(build(name="constant", warmup="50up", warmup_step="1ep"))
+    assert [uneven[update] / BASE for update in (0, 19, 20, 40, 49, 50)] == pytest.approx([0.4, 0.4, 0.8, 1, 1, 1])
+
+
 def test_exponential_decays_by_its_rate_every_duration_after_the_warmup():
     schedule = build(name="exponential", rate=0.97, every="640sa", warmup="1ep")
     assert schedule.lr(20) == BASE
@@ -204,6 +241,7 @@ def test_only_plateau_has_state():
         ({"name": "cosine", "patience": 3}, "patience does not apply to the cosine schedule"),
         ({"name": "constant", "factor": 0.1}, "factor does not apply to the constant schedule"),
         ({"name": "linear", "power": 2}, "power does not apply to the linear schedule"),
+        ({"name": "plateau", "span": "all"}, "span does not apply to the plateau schedule"),
         ({"name": "stepped"}, "schedule.at is missing"),
         ({"name": "exponential"}, "schedule.rate is missing"),
         ({"name": "exponential", "rate": 0.9, "every": 0}, "longer than 0"),

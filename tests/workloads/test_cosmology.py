@@ -1,4 +1,4 @@
-"""The U-Net, its loss, its samples, the published schedules, and what is shown after training."""
+"""The U-Net, its loss, its samples, and what is shown after training."""
 
 import math
 
@@ -9,13 +9,13 @@ import torch
 from torch.nn import functional as F
 
 from podium.data.source import empty_buffers
+from podium.data.volumes.cube_symmetries import PUBLISHED, SYMMETRIES
 from podium.errors import UserError
 from podium.recipe.loading import load_recipe
-from podium.recipe.shipped import shipped_recipes
-from podium.training.build import build_training
 from podium.transforms.thread_budget import Products
-from podium.workloads.cosmology import predict
+from podium.workloads.cosmology import make, predict
 from podium.workloads.cosmology.data import CosmologySamples
+from podium.workloads.cosmology.make import valid_size
 from podium.workloads.cosmology.model import UNet, build_network
 from podium.workloads.cosmology.section import CosmologyData, CosmologyMake, CosmologyModel
 from podium.workloads.cosmology.workload import Workload
@@ -51,16 +51,16 @@ def test_number_of_parameters(width, full_scale):
         assert count == 116_977_029
 
 
-@pytest.mark.parametrize("full_scale", [True, False])
-def test_the_network_is_what_the_reference_describes(full_scale, one_thread):
+@pytest.mark.parametrize(("full_scale", "slope"), [(True, 0.01), (False, 0.01), (False, 0.2)])
+def test_the_network_is_what_the_reference_describes(full_scale, slope, one_thread):
     """Written again without modules: every convolution down feeds the next one and the transposed one of its scale."""
     torch.manual_seed(0)
-    section = CosmologyModel(width=2, full_scale=full_scale)
+    section = CosmologyModel(width=2, full_scale=full_scale, slope=slope)
     model = build_network(section, 64)
     given = torch.randn(2, 4, 64, 64, 64)
     x, outputs = given, []
     for block in model.down:
-        x = F.leaky_relu(F.conv3d(x, block.conv.weight, block.conv.bias, stride=2, padding=1), 0.2)
+        x = F.leaky_relu(F.conv3d(x, block.conv.weight, block.conv.bias, stride=2, padding=1), slope)
         outputs.append(x)
     sides = [output.shape[-1] for output in outputs]
     assert sides == [32, 16, 8, 4, 2, 1][: section.num_scales]
@@ -156,58 +156,6 @@ def test_validation_tells_every_field_apart(one_thread):
     assert workload.loss(model.train(), batch).metrics == {}
 
 
-# -------------------------------------------------------------------------------------------- the published schedules
-
-#: recipe: global batch, epochs, how the rate grows with the batch
-PUBLISHED = {
-    "base": (64, 10, "none"),
-    "bs64": (64, 10, "none"),
-    "bs256": (256, 20, "sqrt"),
-    "bs512_test": (512, 10, "sqrt"),
-    "bs512": (512, 40, "sqrt"),
-    "bs2048": (2048, 160, "sqrt"),
-    "bs8192": (8192, 320, "sqrt"),
-}
-
-
-def expected_rate(update: int, total: int, batch: int, scale: str, warmup: int) -> float:
-    """The formula of the reference, written again."""
-    peak = 2e-4 * {"none": 1.0, "sqrt": math.sqrt(batch / 64), "linear": batch / 64}[scale]
-    if update < warmup:
-        return peak * (update + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (update - warmup) / (total - warmup)))
-
-
-@pytest.mark.parametrize(
-    ("name", "scale"),
-    [*((name, "as published") for name in PUBLISHED), *(("bs2048", scale) for scale in ("none", "linear"))],
-)
-def test_learning_rates_follow_the_published_schedule(name, scale):
-    batch, epochs, published = PUBLISHED[name]
-    changed = []
-    if scale == "as published":
-        scale = published
-    else:
-        changed = [f"optim.scale={scale}", f"schedule.warmup={0 if scale == 'none' else 128}up"]
-    small = ["workload.data.source=generated", "workload.data.crop=32", "workload.model.width=1",
-             "workload.model.full_scale=false", "engine.threads=1"]  # fmt: skip
-    training = build_training(load_recipe(f"cosmology/{name}", [*small, *changed]))
-    total = epochs * (65_536 // batch)
-    assert training.task.lengths.total_updates == total
-    assert training.recipe.batch.global_batch == batch
-    warmup = 0 if scale == "none" else 128
-    rates = [training.state.schedule.lr(update) for update in range(total)]
-    assert rates == pytest.approx([expected_rate(u, total, batch, scale, warmup) for u in range(total)], rel=1e-12)
-    assert training.state.schedule.lr(total) == pytest.approx(0, abs=1e-18)
-    if warmup:
-        assert max(rates) == rates[127] == rates[128]
-
-
-def test_every_published_recipe_is_tested():
-    names = {name.partition("/")[2] for name, _ in shipped_recipes() if name.startswith("cosmology/")}
-    assert names - PUBLISHED.keys() == {"quick", "short"}
-
-
 # --------------------------------------------------------------------------------------------------------- the samples
 
 
@@ -297,6 +245,54 @@ def test_simulated_boxes_are_made_once_and_kept(tmp_path, monkeypatch):
     assert samples.file("train").stat().st_mtime_ns == written
     assert samples.cell_mpc("test") == pytest.approx(100 / 1024)
     assert np.isfinite(first(samples.source("valid"))["hydro"]).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(16, 32), (64, 32), (66, 66), (128, 66), (130, 66), (132, 66), (134, 66), (136, 68), (1024, 512)],
+)
+def test_boxes_for_validation_have_room_for_the_published_crops_where_the_training_box_has(size, expected):
+    assert valid_size(size) == expected
+    assert expected % 2 == 0
+    if size > 64:
+        assert expected >= 64 + 1
+
+
+def test_made_boxes_follow_that_size(tmp_path, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(make, "simulate_shown", lambda folder, size, **options: asked.update(options, size=size))
+    for given in (None, 40):
+        Workload.make(CosmologyMake(size=128, out=tmp_path, valid_size=given))
+        assert (asked["size"], asked["valid_size"], asked["seed"]) == (128, given or 66, 1)
+
+
+@pytest.mark.parametrize("group", ["cube48", "published24", "none"])
+def test_crops_are_turned_by_the_group_asked_for_and_in_validation_only_on_request(tmp_path, group):
+    for name in ("train", "valid"):
+        write_box(tmp_path / f"{name}.h5", size=40)
+    numbers = np.arange(3_000)
+    turns = {
+        "cube48": set(range(48)),
+        "published24": {SYMMETRIES.index(symmetry) for symmetry in PUBLISHED},
+        "none": {0},
+    }[group]
+    for valid in (False, True):
+        samples = files(tmp_path, augment={"group": group, "valid": valid})
+        training = samples.source("train").of_epoch(0).drawn(numbers)
+        fixed = samples.source("valid").drawn(numbers)
+        assert {turn for _, _, turn in training} == turns
+        assert {turn for _, _, turn in fixed} == (turns if valid else {0})
+
+
+def test_crops_stay_inside_unless_the_box_is_periodic(tmp_path):
+    for name in ("train", "valid"):
+        write_box(tmp_path / f"{name}.h5", size=CROP + 3)
+    numbers = np.arange(500)
+    for periodic, starts in ((True, CROP + 3), (False, 4)):
+        samples = files(tmp_path, periodic=periodic)
+        for source in (samples.source("train").of_epoch(1), samples.source("valid")):
+            drawn = np.array([start for _, start, _ in source.drawn(numbers)])
+            assert [set(axis) for axis in drawn.T.tolist()] == [set(range(starts))] * 3
 
 
 def test_boxes_can_be_made_in_a_folder_of_ones_own(tmp_path):

@@ -112,6 +112,27 @@ def test_parameter_names_come_from_the_meta_file(tmp_path, spelling):
     assert find_layout(tmp_path, PROBE, None).parameter_names == tuple(f"g{i}" for i in range(15))
 
 
+def test_parameters_without_names_are_numbered(tmp_path):
+    arrays = write_published(tmp_path, num_parameters=14)
+    write_meta(tmp_path, parName=None)
+    load = files(tmp_path)
+    assert find_layout(tmp_path, PROBE, None).parameter_names == tuple(f"p{i}" for i in range(14))
+    np.testing.assert_array_equal(everything(load.source("test"))["target"], arrays["test_unitStar_par"])
+    assert load.build_model()(torch.zeros(2, 1600, 4)).shape == (2, 14)
+
+
+def test_unreadable_parameters_without_names_are_one_sentence(tmp_path):
+    write_published(tmp_path)
+    write_meta(tmp_path, parName=None)
+    (path,) = tmp_path.glob("*.h5")
+    with h5py.File(path, "r+") as file:
+        del file["train_unitStar_par"]
+    assert "no dataset 'train_unitStar_par'" in fails(files(tmp_path))
+    with h5py.File(path, "r+") as file:
+        file["train_unitStar_par"] = np.zeros(50, np.float32)
+    assert "train_unitStar_par has shape (50,), expected (samples, parameters)" in fails(files(tmp_path))
+
+
 def fails(load: Workload, split="train"):
     with pytest.raises(UserError) as caught:
         load.source(split)
@@ -148,7 +169,6 @@ def test_no_cell_file_at_all(tmp_path):
         ("other: 1", "has no section dataInfo"),
         ("dataInfo: {numFeature: 4, parName: [a]}", "dataInfo.h5nameTemplate"),
         ("dataInfo: {h5nameTemplate: 'x*.h5', parName: [a]}", "dataInfo.numFeature"),
-        ("dataInfo: {h5nameTemplate: 'x*.h5', numFeature: 4}", "dataInfo.parName"),
         ("dataInfo: {h5nameTemplate: 'x*.h5', numFeature: 4, parName: a}", "dataInfo.parName must be a list"),
     ],
 )
@@ -418,7 +438,7 @@ def test_simulated_cells_can_be_learnt_from_and_simulated_again(cache, tmp_path)
     model = load.build_model()
     assert model(torch.from_numpy(everything(source)["frames"])).shape == (40, 15)
     prediction = load.predict(model, outputs_of(model, load), tmp_path)
-    assert {row[0] for row in prediction.tables[0].rows[:-1]} == {p.name for p in simulate.PARAMETERS}
+    assert {row[0] for row in prediction.tables[0].rows[:-1]} == {p.published_name for p in simulate.PARAMETERS}
     assert "simulated again" in prediction.pictures[1].caption
     test = everything(load.source("test"))
     samples = neuron_data.NeuronSamples(NeuronData(source="simulated", samples=40, probes=(2,)))

@@ -171,7 +171,8 @@ def test_data_set_has_the_published_layout(tmp_path):
     meta = YAML(typ="safe", pure=True).load(info.meta)["dataInfo"]
     assert info.data.name == meta["h5nameTemplate"].replace("*", "simulated")
     assert (meta["numFeature"], meta["numPar"]) == (4, 15)
-    assert meta["parName"] == [parameter.name for parameter in PARAMETERS]
+    assert meta["parName"] == [parameter.published_name for parameter in PARAMETERS]
+    assert [entry["name"] for entry in meta["physRange"]] == meta["parName"]
     assert meta["totalGoodFrames"] == {"train": 40, "val": 4, "test": 4}
     with h5py.File(info.data) as file:
         assert len(file) == 9

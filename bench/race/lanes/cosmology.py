@@ -29,7 +29,8 @@ LANES = [
         recipe="cosmology/base",
         overrides=(
             "workload.data.source=generated", "workload.data.samples=8", "workload.data.valid_samples=2",
-            "batch.global=null", "batch.micro=2", "valid.micro=2", f"optim.lr={_LR}", "engine.updates_per_call=1",
+            "batch.global=null", "batch.micro=2", "valid.micro=2", f"optim.lr={_LR}", "optim.scale=none",
+            "engine.updates_per_call=1",
         ),
         not_random=(),
         mean_loss=mean_loss,

@@ -21,6 +21,7 @@ from podium.runs.restored import plain_recipe, rebuilt, restored
 from podium.training.build import Training
 from podium.training.evaluate import evaluate
 from podium.training.inference import fitting_inputs, input_fields, predict_arrays
+from podium.training.recalibration import recalibrated
 from podium.ui.console import out, say, show_table, warn
 from podium.ui.run_summary import summary_table
 from podium.ui.table import Table
@@ -34,7 +35,7 @@ def validate(run: Run, split: str, which: str) -> None:
         _validate_all(run, typing.cast(Split, split))
         return
     training, found = restored(run, which)
-    means = _evaluated(training, typing.cast(Split, split))
+    means = _evaluated(training, typing.cast(Split, split), found.update)
     rows = [[f"{split}/{name}", f"{value:.6g}"] for name, value in means.items()]
     show_table(Table(f"{run.path} after update {found.update}", ["metric", "value"], rows, _state_note(run)))
 
@@ -54,7 +55,7 @@ def _validate_all(run: Run, split: Split) -> None:
             warn(str(error))
             continue
         found.restore(training.state.model)
-        means = _evaluated(training, split)
+        means = _evaluated(training, split, found.update)
         names = list(means)
         rows.append([str(found.update), *(f"{value:.6g}" for value in means.values())])
     columns = ["update", *(f"{split}/{name}" for name in names)]
@@ -82,26 +83,28 @@ def average(run: Run, num_last: int, method: Method, decay: float) -> None:
     rows = []
     for one in found:
         one.restore(training.state.model)
-        rows.append([f"update {one.update}", *(f"{v:.6g}" for v in _evaluated(training, "valid").values())])
+        rows.append([f"update {one.update}", *(f"{v:.6g}" for v in _evaluated(training, "valid", one.update).values())])
     weights = averaged((one.weights for one in found), method, decay)
     path = write_weights(run.average, found[-1].update, weights, {"averaged": [one.update for one in found]})
     checkpoints.load(path).restore(training.state.model)
-    means = _evaluated(training, "valid")
+    means = _evaluated(training, "valid", found[-1].update)
     rows.append([f"{method} of these", *(f"{value:.6g}" for value in means.values())])
     show_table(Table(str(run.path), ["weights", *(f"valid/{name}" for name in means)], rows))
     out.print(f"written: {path} (--checkpoint average)", soft_wrap=True)
 
 
-def _evaluated(training: Training, split: Split) -> dict[str, float]:
+def _evaluated(training: Training, split: Split, update: int) -> dict[str, float]:
+    """Return loss and metrics of the restored weights, which are those after `update`."""
     section = training.recipe.valid
-    return evaluate(
-        training.state.model,
-        training.task.workload,
-        training.task.workload.source(split),
-        micro_batch=section.micro,
-        device=training.placement.device,
-        max_samples=section.max_samples,
-    )
+    with recalibrated(training, training.state.model, update):
+        return evaluate(
+            training.state.model,
+            training.task.workload,
+            training.task.workload.source(split),
+            micro_batch=section.micro,
+            device=training.placement.device,
+            max_samples=section.max_samples,
+        )
 
 
 def predict(run: Run, which: str, overrides: Iterable[str] = ()) -> None:

@@ -1,8 +1,12 @@
 """Learning-rate schedules; `train.py` builds one and asks for the rate of every update.
 
-The rate of update number u (from 0) of `total` updates, with a warm-up of W updates and t = u - W, T = total - W:
+The rate of update number u (from 0) of `total` updates, with a warm-up of W updates:
+
+    span: rest     t = u - W, T = total - W         the rate falls over what is left after the warm-up
+    span: all      t = u, T = total                 it falls over all updates; the warm-up hides the beginning
 
     u < W          base_lr · (u + 1) / W            reaches base_lr in the last update of the warm-up
+                                                    with steps of S updates: base_lr · min((⌊u / S⌋ + 1) · S / W, 1)
     constant       base_lr
     stepped        base_lr · factors[i]             i = the last point of `at` with u >= at[i]; counted from update 0
     cosine         base_lr · (final + (1 - final) · (1 + cos(π t / T)) / 2)
@@ -12,13 +16,15 @@ The rate of update number u (from 0) of `total` updates, with a warm-up of W upd
     plateau        base_lr · factor ** reductions   one reduction after more than `patience` validations in a row
                                                     without improvement; at least min_lr
 
-Each starts at base_lr right after the warm-up; those with a final value would reach it in the update after the last.
+With `span: rest`, each starts at base_lr right after the warm-up. Those with a final value would reach it in the update
+after the last.
 All but plateau depend on u only; plateau also remembers the losses it observed, which checkpoints save.
 """
 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -81,10 +87,12 @@ class Schedule:
         shape: Callable[[int], float],
         plateau: Plateau | None = None,
         min_lr: float = 0.0,
+        warmup_step: int = 1,
     ) -> None:
         self.base_lr = base_lr
         self.warmup_updates = warmup_updates
-        self._shape = shape  # update number, from the end of the warm-up -> fraction of base_lr
+        self._warmup_step = warmup_step
+        self._shape = shape  # update number, from the end of the warm-up on -> fraction of base_lr
         self._plateau = plateau
         self._min_lr = min_lr
 
@@ -96,7 +104,8 @@ class Schedule:
     def lr(self, update: int) -> float:
         """Return the rate of update number `update` (from 0)."""
         if update < self.warmup_updates:
-            return self.base_lr * ((update + 1) / self.warmup_updates)
+            reached = (update // self._warmup_step + 1) * self._warmup_step
+            return self.base_lr * min(reached / self.warmup_updates, 1.0)
         return max(self.base_lr * self._shape(update), self._min_lr)
 
     def observe(self, valid_loss: float, update: int) -> None:
@@ -130,22 +139,24 @@ def build_schedule(
             f"schedule.warmup = {section.warmup}: expected at most the {total_updates} updates of the training, "
             f"not {warmup}"
         )
+    build = partial(Schedule, base_lr, warmup, warmup_step=max(1, updates(section.warmup_step)))
     if section.name == "plateau":
         plateau = Plateau(**{key: section.value(key) for key in ("factor", "patience", "cooldown", "threshold")})
         min_lr = section.value("min_lr")
         if min_lr > base_lr:
             raise UserError(f"schedule.min_lr = {min_lr:g}: expected at most the learning rate of {base_lr:g}")
-        return Schedule(base_lr, warmup, lambda update: plateau.scale(), plateau, min_lr)
+        return build(lambda update: plateau.scale(), plateau, min_lr)
     if section.name == "stepped":
-        return Schedule(base_lr, warmup, _stepped(section, [updates(point) for point in section.value("at")], warmup))
+        return build(_stepped(section, [updates(point) for point in section.value("at")], warmup))
+    if section.name == "constant":
+        return build(lambda update: 1.0)
+    start = 0 if section.value("span") == "all" else warmup
     if section.name == "exponential":
         rate, every, staircase = section.value("rate"), updates(section.value("every")), section.value("staircase")
         if staircase:
-            return Schedule(base_lr, warmup, lambda update: rate ** ((update - warmup) // every))
-        return Schedule(base_lr, warmup, lambda update: rate ** ((update - warmup) / every))
-    if section.name == "constant":
-        return Schedule(base_lr, warmup, lambda update: 1.0)
-    return Schedule(base_lr, warmup, _ending(section, warmup, total_updates))
+            return build(lambda update: rate ** ((update - start) // every))
+        return build(lambda update: rate ** ((update - start) / every))
+    return build(_ending(section, start, total_updates))
 
 
 def _stepped(section: ScheduleSection, points: list[int], warmup: int) -> Callable[[int], float]:
@@ -159,18 +170,18 @@ def _stepped(section: ScheduleSection, points: list[int], warmup: int) -> Callab
     return lambda update: parts[bisect_right(points, update)]
 
 
-def _ending(section: ScheduleSection, warmup: int, total_updates: int) -> Callable[[int], float]:
-    """Return the shapes that fall from 1 to `final` between the warm-up and the end of the training."""
+def _ending(section: ScheduleSection, start: int, total_updates: int) -> Callable[[int], float]:
+    """Return the shapes that fall from 1 to `final` between update `start` and the end of the training."""
     final = section.value("final")
     power = section.value("power") if section.name == "polynomial" else 1.0
-    length = max(total_updates - warmup, 1)
+    length = max(total_updates - start, 1)
 
     def cosine(update: int) -> float:
-        done = min((update - warmup) / length, 1.0)
+        done = min((update - start) / length, 1.0)
         return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
 
     def polynomial(update: int) -> float:
-        done = min((update - warmup) / length, 1.0)
+        done = min((update - start) / length, 1.0)
         return final + (1 - final) * (1 - done) ** power
 
     return cosine if section.name == "cosine" else polynomial

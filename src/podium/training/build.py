@@ -22,6 +22,7 @@ from podium.engine.parallelism import FullySharded, Parallelism, Pipelined, Repl
 from podium.engine.state import Lengths, Task, TrainState
 from podium.errors import UserError
 from podium.kernels.install import resolve_layout
+from podium.layers.norm import AnyBatchNorm
 from podium.machine.allocator import give_back_memory, keep_memory
 from podium.machine.device import resolve_device
 from podium.optim.averaging import WeightAverage
@@ -78,6 +79,11 @@ def build_training(
         torch.set_num_threads(busy)
     placement = Placement(topology, instances, device, threads, busy)
     check_span(largest_span(model), topology.num_replicas, topology.num_instances, recipe.engine.reduction)
+    if recipe.valid.recalibrate and not any(isinstance(module, AnyBatchNorm) for module in model.modules()):
+        raise UserError(
+            f"valid.recalibrate = {recipe.valid.recalibrate}: the model has no batch norm, and so no statistics to "
+            "recompute: set it to 0"
+        )
     if checkpoint is not None:
         checkpoint.restore(model)
     parallelism = build_parallelism(recipe, task.workload, model, layers, placement)

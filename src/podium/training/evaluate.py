@@ -43,7 +43,7 @@ def evaluate(
     group, instances = (parallelism.data_group, parallelism.instances) if together else (alone, alone)
     work = (source, micro_batch, device, max_samples, group)
     pending = PendingLosses()
-    with _evaluation_mode(model):
+    with evaluation_mode(model):
         for loss in parallelism.losses(model, workload, _micro_batches(*work), _sizes(*work)):
             pending.add(loss)
     return pending.collect(instances).means()
@@ -63,7 +63,7 @@ class ModelOutputs:
         fields: dict[str, list[NDArray]] = {}
         outputs: dict[str, list[NDArray]] = {}
         source = self._workload.source(split)
-        with _evaluation_mode(self._model):
+        with evaluation_mode(self._model):
             for batch in _micro_batches(source, self._micro_batch, self._device, max_samples, Instances.alone()):
                 output = self._model(*self._workload.inputs(batch))
                 for name, rows in (digest(output) if digest else {"output": output}).items():
@@ -100,7 +100,8 @@ def _sizes(
 
 
 @contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put the model into evaluation mode, without gradients, inside the `with` block."""
     was_training = model.training
     model.eval()
     try:

@@ -8,6 +8,7 @@ from podium.engine.losses import Sums
 from podium.errors import TrainingFailed
 from podium.training.build import Training
 from podium.training.evaluate import evaluate
+from podium.training.recalibration import recalibrated
 
 _KEPT = "earlier checkpoints are kept: a smaller optim.lr or an optim.clip_norm may help"
 
@@ -15,12 +16,12 @@ _KEPT = "earlier checkpoints are kept: a smaller optim.lr or an optim.clip_norm 
 def validate(training: Training) -> bool:
     """Validate the weights and their average, and inform the schedule; return whether this is the best validation so
     far."""
-    state, section = training.state, training.recipe.valid
+    state = training.state
     with training.parallelism.whole_model() as model:
-        means = _evaluated(training, model, section.micro, section.max_samples)
+        means = _validated(training, model)
         if state.average is not None and state.average.num_taken:
             with state.average.in_place_of(model):
-                state.progress.average_last = _evaluated(training, model, section.micro, section.max_samples)
+                state.progress.average_last = _validated(training, model)
     state.schedule.observe(means["loss"], state.progress.update)
     return state.progress.take_valid(means)
 
@@ -47,6 +48,12 @@ def take_average(training: Training) -> None:
     if since_start >= 0 and update > 0 and since_start % max(1, lengths.updates(section.every)) == 0:
         with training.parallelism.whole_model() as model:
             state.take_average(model)
+
+
+def _validated(training: Training, model: nn.Module) -> dict[str, float]:
+    section = training.recipe.valid
+    with recalibrated(training, model, training.state.progress.update):
+        return _evaluated(training, model, section.micro, section.max_samples)
 
 
 def _evaluated(

@@ -1,4 +1,4 @@
-"""Random crops of large periodic boxes in HDF5 files, with the 48 rotations and reflections of a cube.
+"""Random crops of large boxes in HDF5 files, periodic or not, with the 48 rotations and reflections of a cube.
 
 `VolumeCrops` is the source of workloads that learn from simulated volumes. A box holds several datasets (channel, x, y,
 z) of the same N³ cells; a sample is the same crop of each, copied and rotated by `cube_symmetries.py`. Crop i of a
@@ -61,9 +61,10 @@ class VolumeArray:
 class VolumeCrops:
     """`num_samples` crops of `crop`³ cells, from one box or from several of the same size, delivered as float32.
 
-    In training, crop i is drawn again in every epoch from (seed, epoch, i): box, corner and, with `turn`, one of the 48
-    rotations and reflections. `turn_vectors=False` leaves vectors as they are while the box is rotated. Outside of
-    training, and always with `fixed`, crops are drawn from (seed, i) and not rotated.
+    In training, crop i is drawn again in every epoch from (seed, epoch, i): box, corner and one of `turns`, numbers of
+    `SYMMETRIES`. `turn_vectors=False` leaves vectors as they are while the box is rotated. Outside of training, and
+    always with `fixed`, crops are drawn from (seed, i), and not rotated unless `turn_fixed`. Unless `periodic`, crops
+    stay inside the box.
     """
 
     def __init__(
@@ -75,9 +76,11 @@ class VolumeCrops:
         *,
         seed: int,
         mode: Mode = "memory",
-        turn: bool = True,
+        turns: Sequence[int] = range(len(SYMMETRIES)),
         turn_vectors: bool = True,
+        periodic: bool = True,
         fixed: bool = False,
+        turn_fixed: bool = False,
         threads: int | None = None,
     ) -> None:
         paths = [path] if isinstance(path, Path) else list(path)
@@ -95,7 +98,10 @@ class VolumeCrops:
             for each, datasets in zip(paths, files, strict=True)
         ]
         self._crop, self._length = crop, num_samples
-        self._seed, self._turn, self._fixed = seed, turn, fixed
+        self._seed, self._fixed = seed, fixed
+        self._turns, self._turn_fixed = turns, turn_fixed
+        #: cells of an axis at which a crop may begin
+        self._num_starts = self.size if periodic else self.size - crop + 1
         #: of every array, for every symmetry: where its channels come from, and their signs
         self._channels = {
             name: [
@@ -144,13 +150,13 @@ class VolumeCrops:
 
     def drawn(self, samples: NDArray[np.int64]) -> list[tuple[int, tuple[int, int, int], int]]:
         """Return for every crop the box, the cell it begins at, and the number of its symmetry."""
-        turned = self._turn and self._epoch is not None
-        limits = (len(self._boxes), self.size, self.size, self.size, len(SYMMETRIES) if turned else 1)
+        turns = self._turns if self._turn_fixed or self._epoch is not None else range(1)
+        limits = (len(self._boxes), *(self._num_starts,) * 3, len(turns))
         stream = counter_rng.key("volumes", self._seed, "fixed" if self._epoch is None else self._epoch)
         words = counter_rng.words(stream, samples, len(limits)) >> np.uint64(32)
         # 32 random bits times the number of choices, divided by 2^32
         choices = (words * np.asarray(limits, np.uint64)) >> np.uint64(32)
-        return [(box, (x, y, z), turn) for box, x, y, z, turn in choices.tolist()]
+        return [(box, (x, y, z), turns[turn]) for box, x, y, z, turn in choices.tolist()]
 
 
 # ----------------------------------------------------------------------------------- three ways to the cells of a box

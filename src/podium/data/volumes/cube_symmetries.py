@@ -35,6 +35,20 @@ class Symmetry(NamedTuple):
 SYMMETRIES = tuple(
     Symmetry(axes, flips) for axes in permutations(range(3)) for flips in product((False, True), repeat=3)
 )
+#: the 24 of the published cosmology training: for each order of the axes, the axes of the result that run backwards.
+#: Meant as the rotations, but two in each order that swaps axes, and one in each that cycles them, are reflections.
+PUBLISHED = tuple(
+    Symmetry(axes, tuple(name in backwards for name in "xyz"))
+    for axes, all_backwards in (
+        ((0, 1, 2), ("", "xy", "xz", "yz")),
+        ((1, 0, 2), ("x", "xz", "y", "yz")),
+        ((2, 1, 0), ("x", "xy", "z", "yz")),
+        ((0, 2, 1), ("y", "xy", "z", "xz")),
+        ((1, 2, 0), ("xy", "yz", "xz", "xyz")),
+        ((2, 0, 1), ("xy", "xz", "yz", "xyz")),
+    )
+    for backwards in all_backwards
+)
 
 
 def transformed_channels(

@@ -14,10 +14,10 @@ Part = Annotated[float, Field(ge=0, le=1)]
 _KEYS: dict[str, dict[str, Any]] = {
     "constant": {},
     "stepped": {"at": None, "factor": 0.1},
-    "cosine": {"final": 0.0},
-    "linear": {"final": 0.0},
-    "polynomial": {"final": 0.0, "power": 1.0},
-    "exponential": {"rate": None, "every": Duration(1, "ep"), "staircase": False},
+    "cosine": {"final": 0.0, "span": "rest"},
+    "linear": {"final": 0.0, "span": "rest"},
+    "polynomial": {"final": 0.0, "power": 1.0, "span": "rest"},
+    "exponential": {"rate": None, "every": Duration(1, "ep"), "staircase": False, "span": "rest"},
     "plateau": {"patience": 8, "factor": 0.11, "cooldown": 2, "threshold": 1e-4, "min_lr": 0.0},
 }
 _ALL_KEYS = tuple(dict.fromkeys(key for keys in _KEYS.values() for key in keys))
@@ -28,6 +28,9 @@ class ScheduleSection(Section):
 
     name: Literal["constant", "stepped", "cosine", "linear", "polynomial", "exponential", "plateau"] = "constant"
     warmup: Duration = Field(Duration(0, "up"), description="linear rise to the full learning rate at the start")
+    warmup_step: Duration = Field(
+        Duration(0, "up"), description="the rise goes in steps of this length; 0: every update"
+    )
     at: list[Duration] | None = Field(None, description="stepped: when the rate changes, from the start of training")
     factor: Positive | list[Positive] | None = Field(
         None,
@@ -35,6 +38,11 @@ class ScheduleSection(Section):
         "full rate that applies from each point; plateau: multiplies the rate at every reduction (0.11)",
     )
     final: Part | None = Field(None, description="cosine, linear, polynomial: fraction of the rate left at the end (0)")
+    span: Literal["all", "rest"] | None = Field(
+        None,
+        description="cosine, linear, polynomial, exponential: the updates over which the rate falls; all of them, with "
+        "those of the warm-up counted in, or the rest after the warm-up (rest)",
+    )
     power: Positive | None = Field(None, description="polynomial: exponent (1)")
     rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="exponential: fraction of the rate left after each `every`"

@@ -1,6 +1,6 @@
 """The `valid` section: when and how to validate. `training/evaluate.py` does it."""
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from podium.recipe.durations import Duration
 from podium.recipe.section import Section
@@ -15,3 +15,6 @@ class ValidSection(Section):
     micro: PositiveInt = 256
     #: use only this many samples, the first ones
     max_samples: PositiveInt | None = None
+    #: recompute the statistics of batch norm over this many micro-batches of the training set first; 0: validate with
+    #: the running ones
+    recalibrate: NonNegativeInt = 0

@@ -5,9 +5,10 @@ A box is one HDF5 file with two datasets of single precision:
     Nbody (4, N, N, N)   density and the three velocities of the dark matter
     Hydro (5, N, N, N)   density, temperature and the three velocities of the gas
 
-Samples are cubes of `crop` cells a side, cropped from a periodic box at random positions; in training also rotated.
+Samples are cubes of `crop` cells a side, cropped at random positions; in training also rotated.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from podium.data.source import Field, Source
 from podium.data.sources.generated import GeneratedSource
 from podium.data.sources.hdf5 import open_hdf5
 from podium.data.volumes.crops import VolumeArray, VolumeCrops
+from podium.data.volumes.cube_symmetries import PUBLISHED, SYMMETRIES
 from podium.errors import UserError
 from podium.machine.atomic_files import create_once
 from podium.machine.cache_folder import cache_folder
@@ -30,6 +32,12 @@ FIELDS = {"density": slice(0, 1), "temperature": slice(1, 2), "velocity": slice(
 #: `vectors`: channels that are the components of a vector along x, y, z
 _NBODY = VolumeArray("Nbody", NUM_INPUTS, vectors=((1, 2, 3),))
 _HYDRO = VolumeArray("Hydro", NUM_OUTPUTS, vectors=((2, 3, 4),))
+#: the numbers of the symmetries that crops are drawn with, by `augment.group`
+_TURNS: dict[str, Sequence[int]] = {
+    "cube48": range(len(SYMMETRIES)),
+    "published24": [SYMMETRIES.index(symmetry) for symmetry in PUBLISHED],
+    "none": range(1),
+}
 #: Generated fields resemble scaled ones: most of the gas is warm, so that predicting 0 is not already the best.
 _RANGES = {"nbody": (-1.0, 1.0), "hydro": (-0.2, 0.8)}
 
@@ -67,9 +75,11 @@ class CosmologySamples:
             num_samples,
             seed=section.seed,
             mode="disk" if section.mode == "disk" else "memory",
-            turn=training and section.augment.turn,
+            turns=_TURNS[section.augment.group],
             turn_vectors=section.augment.vectors,
+            periodic=section.periodic,
             fixed=not training,
+            turn_fixed=not training and section.augment.valid,
         )
 
     def cell_mpc(self, split: Split) -> float | None:

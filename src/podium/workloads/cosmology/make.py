@@ -8,12 +8,22 @@ from podium.ui.progress_bar import progress_bar
 from podium.workloads.cosmology.section import CosmologyMake
 
 _LARGE = 256
+#: side of the published crops, and the least side of a box that they can be cut from in several places
+_CROP = 64
+_ROOM = _CROP + 2  # the simulator makes boxes of even sides
 
 
 def make(section: CosmologyMake) -> None:
     """Simulate the boxes of a data set."""
-    options = section.model_dump(exclude={"size", "out"})
-    simulate_shown(section.out, section.size, **options)
+    options = section.model_dump(exclude={"size", "out", "valid_size"})
+    simulate_shown(section.out, section.size, valid_size=section.valid_size or valid_size(section.size), **options)
+
+
+def valid_size(size: int) -> int:
+    """Return the side of the boxes for validation and test: half of the training box, but never too small for the
+    published reader, whose crops of 64³ do not wrap, where the training box is not too small either."""
+    half = max(32, size // 2 // 2 * 2)
+    return max(half, _ROOM) if size > _CROP else half
 
 
 def simulate_shown(folder: Path, size: int, **options: Any) -> None:

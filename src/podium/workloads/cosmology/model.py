@@ -7,9 +7,9 @@ Shapes of the full model for n crops of 64³; the side halves with every block d
                 -> up 6 (n, 512, 2³) -> up 5 (n, 512, 4³) -> 4 (n, 256, 8³) -> 3 (n, 128, 16³) -> 2 (n, 64, 32³)
                 -> up 1 (n, 5, 64³)
 
-A block down is a convolution and LeakyReLU with slope 0.2; a block up is a transposed convolution and ReLU, in the last
-one tanh. The output of a block down, after its activation, goes to the next block and, concatenated before the channels
-that come from below, to the block up of its own scale. There is no normalisation and no dropout.
+A block down is a convolution and LeakyReLU, with slope 0.01 as published; a block up is a transposed convolution and
+ReLU, in the last one tanh. The output of a block down, after its activation, goes to the next block and, concatenated
+before the channels that come from below, to the block up of its own scale. There is no normalisation and no dropout.
 """
 
 from torch import Tensor, cat, nn
@@ -20,7 +20,6 @@ from podium.workloads.cosmology.section import CosmologyModel
 #: density and three velocities of the dark matter; density, temperature and three velocities of the gas
 NUM_INPUTS, NUM_OUTPUTS = 4, 5
 _KERNEL, _STRIDE, _PADDING = 4, 2, 1
-_SLOPE = 0.2
 _INIT_STD = 0.02
 
 
@@ -32,10 +31,10 @@ class Block(nn.Module):
 class Down(Block):
     """Halves the side. `keep`: its input is needed by a block up, and stays on the stack."""
 
-    def __init__(self, num_in: int, num_out: int, *, keep: bool) -> None:
+    def __init__(self, num_in: int, num_out: int, slope: float, *, keep: bool) -> None:
         super().__init__()
         self.conv = nn.Conv3d(num_in, num_out, _KERNEL, _STRIDE, _PADDING)
-        self.activation = nn.LeakyReLU(_SLOPE, inplace=True)
+        self.activation = nn.LeakyReLU(slope, inplace=True)
         self._keep = keep
 
     def forward(self, *stack: Tensor) -> tuple[Tensor, ...]:
@@ -68,7 +67,7 @@ class UNet(nn.Module):
         super().__init__()
         channels, last = section.channels, section.num_scales - 1
         self.down = nn.ModuleList(
-            Down(channels[scale - 1] if scale else NUM_INPUTS, channels[scale], keep=scale > 0)
+            Down(channels[scale - 1] if scale else NUM_INPUTS, channels[scale], section.slope, keep=scale > 0)
             for scale in range(section.num_scales)
         )
         self.up = nn.ModuleList(

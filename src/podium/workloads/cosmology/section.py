@@ -19,6 +19,8 @@ class CosmologyModel(Section):
     width: PositiveInt = 64
     #: six scales; false: five, without the innermost one
     full_scale: bool = True
+    #: what the LeakyReLU of the blocks down multiplies negative values by
+    slope: NonNegativeFloat = 0.01
     #: weight of the L1 of the density in real units in the loss, which is otherwise the L1 of the scaled fields
     lambda_rho: NonNegativeFloat = 0.0
 
@@ -35,8 +37,11 @@ class CosmologyModel(Section):
 class AugmentSection(Section):
     """How training crops are varied beyond their position."""
 
-    #: one of the 48 rotations and reflections of the cube, drawn for every crop
-    turn: bool = True
+    #: the group that the rotation or reflection of every crop is drawn from; published24: the 24 of the published
+    #: training, 8 of which are reflections
+    group: Literal["cube48", "published24", "none"] = "cube48"
+    #: rotate crops for validation and test too, always in the same way; the published training does
+    valid: bool = False
     #: rotate velocities with the box; false: components stay as they are, as in the published training
     vectors: bool = True
 
@@ -59,6 +64,8 @@ class CosmologyData(Section):
     crop: PositiveInt = 64
     #: simulated: cells along a side of the box for training; those for validation and test have half as many
     size: PositiveInt = 128
+    #: crops may cross the edges of the box, which is periodic; false: they stay inside, as in the published training
+    periodic: bool = True
     #: seed of simulated boxes, of positions and rotations of crops, and of generated fields
     seed: NonNegativeInt = 1
     #: crops in a training epoch; crops for validation, and as many for test
@@ -94,7 +101,8 @@ class CosmologyMake(Section):
     size: PositiveInt
     out: Path
     seed: NonNegativeInt = 1
-    #: cells a side of the boxes for validation and test; by default half of `size`, at least 32
+    #: cells a side of the boxes for validation and test; by default half of `size`, at least 32; where crops of 64³ fit
+    #: the training box, also at least 66, as the published reader needs more than its crop
     valid_size: PositiveInt | None = None
     #: side of the training box in comoving Mpc/h; by default, cells have the published size
     box_mpc: PositiveFloat | None = None

@@ -2,7 +2,7 @@
 
 The layout is a folder with
 
-    meta.cellSpike_<probe>.yaml      dataInfo: h5nameTemplate (`*` stands for the cell), numFeature, parName
+    meta.cellSpike_<probe>.yaml      dataInfo: h5nameTemplate (`*` stands for the cell), numFeature, maybe parName
     <cell>_….cellSpike_….data.h5     for each domain train, val, test:
                                      <domain>_frames (samples, bins, probes), <domain>_unitStar_par (samples, 15)
 """
@@ -20,7 +20,7 @@ from ruamel.yaml.error import YAMLError
 from podium.contract import Split
 from podium.data.source import Field, Source, empty_buffers
 from podium.data.sources.generated import GeneratedSource
-from podium.data.sources.hdf5 import Hdf5Array, Hdf5Source, budget_bytes
+from podium.data.sources.hdf5 import Hdf5Array, Hdf5Source, budget_bytes, find_dataset, open_hdf5
 from podium.errors import UserError
 from podium.machine.atomic_files import create_once
 from podium.machine.cache_folder import cache_folder
@@ -70,7 +70,7 @@ class NeuronSamples:
     @property
     def parameter_names(self) -> tuple[str, ...]:
         if self.layout is None:
-            return tuple(f"p{i}" for i in range(NUM_PARAMETERS))
+            return _numbered(NUM_PARAMETERS)
         return self.layout.parameter_names
 
     @property
@@ -200,12 +200,26 @@ def find_layout(folder: Path, probe: str, cell: str | None) -> Layout:
     if not isinstance(num_probes, int) or num_probes < 1:
         raise UserError(f"{meta}: dataInfo.numFeature must be the number of probes")
     parameters = _names(meta, info, "parName", "parNames", "paramName", "paramNames")
-    if parameters is None:
-        raise UserError(f"{meta}: dataInfo.parName must list the names of the parameters")
     probes = _names(meta, info, "probeName", "probeNames", "featureName", "featureNames") or PROBE_NAMES
     if len(probes) != num_probes:
         probes = tuple(f"probe {i}" for i in range(num_probes))
-    return Layout(meta, _cell_file(folder, template, cell), num_probes, parameters, probes, _volts(info))
+    file = _cell_file(folder, template, cell)
+    return Layout(meta, file, num_probes, parameters or _numbered(_num_parameters(file)), probes, _volts(info))
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    """Return names for parameters that have none."""
+    return tuple(f"p{number}" for number in range(count))
+
+
+def _num_parameters(path: Path) -> int:
+    """Return how many parameters the samples of a file have."""
+    name = f"{DOMAINS['train']}_unitStar_par"
+    with open_hdf5(path) as file:
+        shape = find_dataset(path, file, name).shape
+    if len(shape) != 2:
+        raise UserError(f"{path}: {name} has shape {shape}, expected (samples, parameters)")
+    return int(shape[1])
 
 
 def _cell_file(folder: Path, template: str, cell: str | None) -> Path:

@@ -39,6 +39,15 @@ class ChannelsFirst(nn.Module):
         return frames.transpose(1, 2)
 
 
+class Reshaped(nn.Module):
+    """Maps to the same shape by reading the numbers on in the order in which they are stored, as the published trainer
+    does: every channel is a quarter of the trace, and has the probes in turn."""
+
+    def forward(self, frames: Tensor) -> Tensor:
+        n, bins, probes = frames.shape
+        return frames.reshape(n, probes, bins)
+
+
 class LastState(nn.Module):
     """Maps (n, bins, probes), with `patch` bins per step, to the LSTM's last hidden state (n, hidden)."""
 
@@ -85,11 +94,12 @@ def build_network(
 
 def _add_convolutions(blocks: dict[str, nn.Module], section: NeuronModel, num_bins: int, num_probes: int) -> int:
     channels, bins = num_probes, num_bins
+    channels_first = ChannelsFirst() if section.frames == "transpose" else Reshaped()
     shape = zip(section.filters, section.kernels, section.pools, strict=True)
     for number, (filters, kernel, pool) in enumerate(shape, start=1):
         # ReLU after the pool: the same values at a fraction of the cost.
         block = nn.Sequential(nn.Conv1d(channels, filters, kernel), nn.MaxPool1d(pool), nn.ReLU())
-        blocks[f"conv{number}"] = block if number > 1 else nn.Sequential(ChannelsFirst(), *block)
+        blocks[f"conv{number}"] = block if number > 1 else nn.Sequential(channels_first, *block)
         left = (bins - kernel + 1) // pool
         if left < 1:
             raise UserError(

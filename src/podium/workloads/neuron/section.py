@@ -15,12 +15,15 @@ class NeuronModel(Section):
 
     #: cnn: convolutions; lstm: the last hidden state of an LSTM; both into the same linear layers
     kind: Literal["cnn", "lstm"] = "cnn"
+    #: cnn: how (bins, probes) become (probes, bins). transpose: a channel for each probe; reshape: the numbers are read
+    #: on in their order, as in the published trainer
+    frames: Literal["transpose", "reshape"] = "transpose"
     #: cnn: filters, kernel size and max-pool of the convolution in each block
     filters: tuple[PositiveInt, ...] = (30, 90, 180)
     kernels: tuple[PositiveInt, ...] = (4, 4, 4)
     pools: tuple[PositiveInt, ...] = (4, 4, 4)
     #: lstm: size of the hidden state, number of stacked layers
-    lstm_hidden: PositiveInt = 128
+    lstm_hidden: PositiveInt = 120
     lstm_layers: PositiveInt = 1
     #: lstm: consecutive time bins read in one step; 1 is the published form, with 1,600 steps
     lstm_patch: PositiveInt = 16

@@ -33,6 +33,8 @@ from podium.machine import counter_rng
 VERSION = 2
 
 PROBES = ("soma", "axon", "apical", "basal")
+#: how the published names of parameters end, by compartment
+_ENDINGS = {"soma": "som", "axon": "axn", "apical": "api", "basal": "den"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,12 @@ class Parameter:
     high: float
     unit: str
     log: bool = True
+
+    @property
+    def published_name(self) -> str:
+        """Return the name in the published form: what it is, a dot, and the ending of its compartment."""
+        probe, _, quantity = self.name.partition("_")
+        return f"{quantity}.{_ENDINGS[probe]}"
 
 
 PARAMETERS: tuple[Parameter, ...] = (

@@ -185,12 +185,13 @@ def _data_info(counts: dict[str, int], seed: int, dtype: DataType) -> dict[str, 
         "numFeature": len(PROBES),
         "numTimeBins": NUM_BINS,
         "numPar": NUM_PARAMETERS,
-        "parName": [parameter.name for parameter in PARAMETERS],
+        "parName": [parameter.published_name for parameter in PARAMETERS],
         "probeName": list(PROBES),
+        "featureName": list(PROBES),  # the same under the name that the published plots look for
         "totalGoodFrames": dict(counts),
         "physRange": [
             {
-                "name": parameter.name,
+                "name": parameter.published_name,
                 "low": parameter.low,
                 "high": parameter.high,
                 "scale": "log" if parameter.log else "linear",
