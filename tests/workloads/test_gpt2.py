@@ -257,7 +257,7 @@ def trained(tmp_path_factory) -> Run:
     overrides += ["workload.model.layers=2", "workload.model.hidden=32", "workload.model.context=24"]
     overrides += ["optim.lr=1e-2", "train.length=200up", "log.tensorboard=false", "engine.threads=1", "valid.every=0"]
     overrides += ["workload.data.sample.tokens=40", "workload.data.sample.texts=1", "checkpoint.every=0"]
-    overrides += ["workload.data.sample.temperature=0", "workload.data.sample.prompt='one '"]
+    overrides += ["workload.data.sample.temperature=0", "workload.data.sample.prompt=one "]
     return train(load_recipe("gpt2/quick", overrides), folder / "run")
 
 
@@ -271,7 +271,7 @@ def test_a_trained_model_writes_what_it_has_learnt(trained):
 
 
 def test_predict_takes_settings_of_its_own(trained):
-    done = podium_here("predict", trained.path, "workload.data.sample.prompt='five '", "workload.data.sample.tokens=9")
+    done = podium_here("predict", trained.path, "workload.data.sample.prompt=five ", "workload.data.sample.tokens=9")
     assert done.returncode == 0, done.stderr
     assert (trained.pictures / "samples.txt").read_text() == "five six seven\n"
     assert "perplexity" in done.stdout

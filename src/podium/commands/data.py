@@ -14,7 +14,8 @@ from podium.data.text.folder import is_text_folder, open_text, text_table
 from podium.data.text.make import TextMake, make_text
 from podium.data.text.token_windows import open_tokens
 from podium.errors import UserError
-from podium.recipe.loading import parse_override, read_yaml, validated
+from podium.recipe.loading import read_yaml, validated
+from podium.recipe.overrides import parse_override
 from podium.ui.console import err, out, show_table
 from podium.ui.table import Table
 from podium.workloads.registry import WORKLOADS, workload_class
@@ -25,9 +26,8 @@ def make(what: str, options: Iterable[str], *, force: bool = False) -> None:
 
     Data that already exists in the folder `out` is replaced with `force` only.
     """
-    tree = dict(parse_override(option) for option in options)
     if what == "text":
-        wanted = validated(TextMake, tree)
+        wanted = validated(TextMake, dict(parse_override(option, TextMake) for option in options))
         _check_out(wanted.out, force)
         text = make_text(wanted, replace=force)
         show_table(text_table(text))
@@ -36,7 +36,8 @@ def make(what: str, options: Iterable[str], *, force: bool = False) -> None:
     makers: dict[str, Any] = {name: cls for name in WORKLOADS if hasattr(cls := workload_class(name), "MakeSection")}
     if what not in makers:
         raise UserError(f"There is no {what!r} data to make: choose one of {', '.join(['text', *makers])}")
-    section = validated(makers[what].MakeSection, tree)
+    schema = makers[what].MakeSection
+    section = validated(schema, dict(parse_override(option, schema) for option in options))
     section = section.model_copy(update={"out": section.out.expanduser()})
     _check_out(section.out, force)
     makers[what].make(section)
