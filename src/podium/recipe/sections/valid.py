@@ -13,5 +13,5 @@ class ValidSection(Section):
     every: Duration = Duration(1, "ep")
     #: samples in one forward pass
     micro: PositiveInt = 256
-    #: use only this many samples, the first ones
+    #: use only this many samples, evenly spread over the split
     max_samples: PositiveInt | None = None
