@@ -155,7 +155,7 @@ def test_generated_samples_depend_on_their_number_and_the_seed_alone():
 
 def test_a_flat_file_is_divided_among_the_splits(tmp_path):
     np.arange(1000, dtype="<u2").tofile(tmp_path / "all.bin")
-    data = Gpt2Data(source="files", path=tmp_path / "all.bin", held_out=0.1, stride=1)
+    data = Gpt2Data(source="files", path=tmp_path / "all.bin", held_out=0.1, stride=1, valid_stride=1)
     workload = Workload(Gpt2Model(**SMALL, vocabulary=1000), data)
     spans = {}
     for split in ("train", "valid", "test"):
