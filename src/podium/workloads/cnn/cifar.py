@@ -13,6 +13,8 @@ Kind = Literal["cifar10", "cifar100"]
 
 SIZE = 32
 _PIXELS = 3 * SIZE * SIZE
+#: what the published archives call their folder
+_ARCHIVE: dict[Kind, str] = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}
 #: files of the training and the test set, label bytes before each image (the last one is used), classes
 _LAYOUT: dict[Kind, tuple[tuple[str, ...], tuple[str, ...], int, int]] = {
     "cifar10": (tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",), 1, 10),
@@ -31,15 +33,20 @@ def file_names(kind: Kind) -> tuple[str, ...]:
 
 
 def kind_in(folder: Path) -> Kind | None:
-    """Return which of the sets a folder contains."""
-    return next((kind for kind in _LAYOUT if (folder / file_names(kind)[0]).is_file()), None)
+    """Return which of the sets a folder contains, itself or in the folder of a published archive."""
+    return next((kind for kind in _LAYOUT if (place_of(folder, kind) / file_names(kind)[0]).is_file()), None)
+
+
+def place_of(folder: Path, kind: Kind) -> Path:
+    """Return where the files of a set are: in the folder of the published archive if there is one, else in `folder`."""
+    return folder / _ARCHIVE[kind] if (folder / _ARCHIVE[kind]).is_dir() else folder
 
 
 def load(
     folder: Path | None, kind: Kind, part: Literal["train", "test"]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Load (images (n, 32, 32, 3), labels) of one part, from a folder or from where `podium data fetch` puts them."""
-    where = folder or cache_folder("data", kind)
+    where = place_of(folder, kind) if folder else cache_folder("data", kind)
     train, test, num_labels, classes = _LAYOUT[kind]
     images, labels = [], []
     for name in train if part == "train" else test:
