@@ -35,6 +35,7 @@ from podium.recipe.sections.train import TrainSection
 from podium.recipe.sections.valid import ValidSection
 from podium.recipe.sections.workload import WorkloadSection
 from podium.recipe.shipped import SHIPPED, shipped_recipes
+from podium.recipe.starting_weights import drop_inherited_sizes, take_sizes_of_folder
 from podium.workloads.registry import WORKLOADS, workload_sections
 
 Tree = dict[str, Any]
@@ -90,10 +91,12 @@ def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     origins = {}
     for layer in layers:
         _drop_overruled(schema, tree, layer.tree, origins)
+        drop_inherited_sizes(schema, tree, layer.tree, origins)
         _merge(tree, layer.tree)
         for key in _leaves(layer.tree):
             origins.pop(key, None)  # the key set last moves to the end
             origins[key] = layer.origin
+    take_sizes_of_folder(schema, tree, origins)
     return validated(schema, tree, origins, name)
 
 

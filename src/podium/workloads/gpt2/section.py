@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from podium.recipe.section import Section
+from podium.workloads.gpt2.huggingface_config import model_of
+from podium.workloads.huggingface_config import FolderModel
 
 Size = Literal["small", "medium", "large", "xl", "custom"]
 #: size -> layers, hidden size, heads
@@ -38,11 +40,26 @@ class Gpt2Model(Section):
     dropout: Share = 0.1
     #: the head shares the weights of the embedding
     tied: bool = True
+    #: width inside the feed-forward layers; null: 4 times the model's
+    inner: PositiveInt | None = None
+    #: in feed-forward layers: GELU by a hyperbolic tangent (as published) or the error function, or ReLU
+    activation: Literal["gelu_tanh", "gelu", "relu"] = "gelu_tanh"
+    #: added to variances in layer norms
+    norm_eps: PositiveFloat = 1e-5
+    #: products of queries and keys are divided by the root of a head's size
+    scale_attention: bool = True
+    #: and by the number of their block, counted from 1
+    scale_by_layer: bool = False
 
     @classmethod
     def overruled(cls, inherited: Mapping[str, Any], written: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the inherited numbers that do not apply to a published size."""
         return ("layers", "hidden", "heads") if written.get("size") in _SIZES else ()
+
+    @classmethod
+    def of_huggingface(cls, config: Mapping[str, Any]) -> FolderModel:
+        """Return what the `config.json` of a folder of weights says about the model."""
+        return model_of(config)
 
     @model_validator(mode="before")
     @classmethod
@@ -80,6 +97,10 @@ class Gpt2Model(Section):
         assert self.hidden is not None
         assert self.heads is not None
         return self.layers, self.hidden, self.heads
+
+    @property
+    def num_inner(self) -> int:
+        return self.inner or 4 * self.shape[1]
 
 
 class SampleSection(Section):
