@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from podium.contract import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
+from podium.data.formats import cifar
 from podium.data.images.stores import split_folder
 from podium.data.sample_plan import spread_evenly
 from podium.data.source import Arrays, Source
@@ -19,7 +20,7 @@ from podium.data.sources.generated import GeneratedSource
 from podium.data.sources.subset import subset
 from podium.errors import UserError
 from podium.recipe.section import Section
-from podium.workloads.cnn import cifar, shapes
+from podium.workloads.cnn import shapes
 from podium.workloads.cnn.augment import Images, Spread, mixed_cross_entropy, normalised_rows
 from podium.workloads.cnn.model import Network, build_network
 from podium.workloads.cnn.section import CnnData, CnnModel, Format

@@ -13,6 +13,8 @@ Kind = Literal["cifar10", "cifar100"]
 
 SIZE = 32
 _PIXELS = 3 * SIZE * SIZE
+#: rows that are looked at to tell a file from others of its name
+_LOOKED_AT = 1000
 #: what the published archives call their folder
 _ARCHIVE: dict[Kind, str] = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}
 #: files of the training and the test set, label bytes before each image (the last one is used), classes
@@ -42,29 +44,44 @@ def place_of(folder: Path, kind: Kind) -> Path:
     return folder / _ARCHIVE[kind] if (folder / _ARCHIVE[kind]).is_dir() else folder
 
 
+def kind_of_file(path: Path) -> Kind | None:
+    """Return which set a file belongs to, by its name and its rows: other files may be called `train.bin` as well."""
+    size = path.stat().st_size
+    for kind, (_, _, num_labels, classes) in _LAYOUT.items():
+        row = num_labels + _PIXELS
+        if path.name in file_names(kind) and size and size % row == 0:
+            rows = np.memmap(path, np.uint8, "r").reshape(-1, row)
+            if rows[:_LOOKED_AT, num_labels - 1].max() < classes:
+                return kind
+    return None
+
+
 def load(
     folder: Path | None, kind: Kind, part: Literal["train", "test"]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Load (images (n, 32, 32, 3), labels) of one part, from a folder or from where `podium data fetch` puts them."""
     where = place_of(folder, kind) if folder else cache_folder("data", kind)
-    train, test, num_labels, classes = _LAYOUT[kind]
-    images, labels = [], []
-    for name in train if part == "train" else test:
-        path = where / name
-        try:
-            data = np.fromfile(path, np.uint8)
-        except FileNotFoundError:
-            hint = "" if folder else f": run `podium data fetch {kind}`"
-            raise UserError(f"{path} is missing{hint}") from None
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {system_reason(error)}") from error
-        row = num_labels + _PIXELS
-        if not len(data) or len(data) % row:
-            raise UserError(f"{path} is not a {kind} file: {len(data):,} bytes do not divide into rows of {row} bytes")
-        rows = data.reshape(-1, row)
-        found = rows[:, num_labels - 1]
-        if found.max() >= classes:
-            raise UserError(f"{path} is not a {kind} file: label {found.max()} is not below {classes}")
-        labels.append(found.astype(np.int64))
-        images.append(rows[:, num_labels:].reshape(-1, 3, SIZE, SIZE).transpose(0, 2, 3, 1))
+    train, test, _, _ = _LAYOUT[kind]
+    hint = "" if folder else f": run `podium data fetch {kind}`"
+    parts = [load_file(where / name, kind, hint) for name in (train if part == "train" else test)]
+    images, labels = zip(*parts, strict=True)
     return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
+
+
+def load_file(path: Path, kind: Kind, hint: str = "") -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Load (images (n, 32, 32, 3), labels) of one file; `hint` follows the message that it is missing."""
+    _, _, num_labels, classes = _LAYOUT[kind]
+    try:
+        data = np.fromfile(path, np.uint8)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing{hint}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {system_reason(error)}") from error
+    row = num_labels + _PIXELS
+    if not len(data) or len(data) % row:
+        raise UserError(f"{path} is not a {kind} file: {len(data):,} bytes do not divide into rows of {row} bytes")
+    rows = data.reshape(-1, row)
+    found = rows[:, num_labels - 1]
+    if found.max() >= classes:
+        raise UserError(f"{path} is not a {kind} file: label {found.max()} is not below {classes}")
+    return rows[:, num_labels:].reshape(-1, 3, SIZE, SIZE).transpose(0, 2, 3, 1), found.astype(np.int64)
