@@ -202,8 +202,11 @@ def test_stages_are_the_embedding_the_blocks_and_the_head_and_make_the_model():
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
-def test_kept_keys_and_values_give_what_the_whole_text_gives():
-    model = network().eval()
+@pytest.mark.parametrize("scaling", [{}, {"scale_by_layer": True}, {"scale_attention": False}])
+def test_kept_keys_and_values_give_what_the_whole_text_gives(scaling):
+    model = network(**scaling).eval()
+    with torch.no_grad():
+        model.embedding.tokens.weight.mul_(20)
     (written,) = generate(model, [1, 2, 3], num_texts=1, num_tokens=13, temperature=0)
     text = torch.tensor([[1, 2, 3]])
     for _ in range(13):

@@ -147,7 +147,8 @@ def _make(folder: Path, section: TextMake) -> None:
     if by_tokens:
         splits = {"train": documents, "valid": [], "test": []}
     named = f"Python {platform.python_version()} standard library" if inputs is None else [p.name for p in inputs]
-    say(f"Reading {len(documents):,} files and training a tokenizer on them")
+    many = len(documents) != 1
+    say(f"Reading {len(documents):,} file{'s' if many else ''} and training a tokenizer on {'them' if many else 'it'}")
     tokenizer = train_tokenizer(
         section.tokenizer, lambda: _training_text(splits["train"]), section.max_tokens, section.lowercase
     )
