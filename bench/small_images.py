@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from bench.rounds import compared, loader_round
 from podium.data.feed import Feed
+from podium.data.formats import cifar
 from podium.data.sample_plan import samples_per_block, train_blocks
 from podium.recipe.sections.batch import BatchSection
-from podium.workloads.cnn import cifar, shapes
+from podium.workloads.cnn import shapes
 from podium.workloads.cnn.section import CnnData, CnnModel
 from podium.workloads.cnn.workload import Workload
 

@@ -341,7 +341,7 @@ def data_make(
 @data_app.command("info")
 def data_info(path: Annotated[Path, typer.Argument(help="A data file or a folder of them.")]) -> None:
     """Describe data files."""
-    from podium.commands.data import info
+    from podium.commands.data_info import info
 
     info(path)
 

@@ -294,7 +294,7 @@ def test_an_archive_that_lacks_a_file_is_told(server, tmp_path, monkeypatch):
 
 
 def test_cifar_is_known_with_its_files():
-    from podium.workloads.cnn import cifar
+    from podium.data.formats import cifar
 
     for kind in ("cifar10", "cifar100"):
         assert tuple(DATA_SETS[kind].members) == cifar.file_names(kind)

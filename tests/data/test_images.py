@@ -300,7 +300,7 @@ def test_folders_deliver_what_shards_do(files, shards):
 
 
 def test_classes_have_the_same_numbers_in_both_splits(files, tmp_path):
-    for name in ("val", "validation", "valid"):
+    for name in ("val", "validation", "valid", "test"):
         folder = tmp_path / name
         (folder / name / "emu").mkdir(parents=True)
         (folder / name / "emu" / "x.jpg").write_bytes(IMAGES[0])
@@ -311,7 +311,7 @@ def test_classes_have_the_same_numbers_in_both_splits(files, tmp_path):
 def test_folders_that_cannot_be_used_are_told(files, tmp_path):
     told(lambda: folder_source(tmp_path / "absent", "train", SIZE), "no folder", "absent")
     told(lambda: folder_source(tmp_path, "train", SIZE), "called train")
-    told(lambda: folder_source(tmp_path, "valid", SIZE), "validation or val or valid")
+    told(lambda: folder_source(tmp_path, "valid", SIZE), "or valid or test", "workload.data.valid_path")
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "x.jpg").write_bytes(IMAGES[0])
     told(lambda: folder_source(tmp_path, "train", SIZE), "holds no folders")

@@ -96,6 +96,17 @@ def test_a_pass_is_dealt_out_in_whole_micro_batches(count):
         assert set((samples // micro_batch % count).astype(int)) <= {index}
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(("num", "over"), [(1, 50), (7, 50), (49, 50), (50, 50)])
+def test_a_limited_pass_is_spread_evenly_on_any_number_of_instances(num, over, count):
+    passes = [pass_blocks(num, 3, 2, index, count, spread_over=over) for index in range(count)]
+    samples = sorted(int(sample) for one in passes for request in one for sample in request.samples)
+    assert samples == [place * over // num for place in range(num)]
+    gaps = np.diff([*samples, over])
+    assert gaps.min() >= over // num
+    assert gaps.max() <= -(-over // num)
+
+
 def test_blocks_hold_whole_units():
     source = ArraySource({"number": np.arange(10), "square": np.zeros((10, 1), np.float32)})
     assert samples_per_block(source, 7) % 7 == 0

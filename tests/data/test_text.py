@@ -4,13 +4,14 @@ import hashlib
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from podium.data.text.documents import Document, assign_splits, documents_in, split_sentences, standard_library
 from podium.data.text.folder import open_text
-from podium.data.text.make import TextMake, make_text, standard_library_text
+from podium.data.text.make import TextMake, make_text, standard_library_text, text_of
 from podium.errors import UserError
 from tests.support.processes import assert_user_error, podium_here, run_files
 
@@ -223,7 +224,6 @@ def test_the_command_shows_a_table_and_info_the_same(books, monkeypatch):
         (["tokenizer=words"], ["tokenizer", "wordpiece, bpe, char"]),
         (["inputs=a"], ["unknown key inputs", "did you mean input?"]),
         (["input=books", "out=x", "vocabulary=200"], ["`vocabulary` is 200", "257"]),
-        (["input=books"], ["needs `out=FOLDER`"]),
         (["input=books/picture.png", "out=x"], ["none of the files is UTF-8 text"]),
         (["--force"], ["`--force`", "`out=FOLDER`"]),
     ],
@@ -232,6 +232,22 @@ def test_mistakes_are_told_in_one_sentence(books, monkeypatch, options, parts):
     monkeypatch.chdir(books.parent)
     assert_user_error(podium_here("data", "make", "text", *options), *parts)
     assert not (books.parent / "x").exists()
+
+
+def test_a_text_without_a_folder_to_write_goes_to_the_cache_by_what_it_holds(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    file = tmp_path / "play.txt"
+    file.write_text("To be, or not to be.\n" * 40)
+    places = []
+    for _ in range(2):
+        done = podium_here("data", "make", "text", f"input={file}", "tokenizer=char")
+        assert done.returncode == 0, done.stderr
+        places.append(Path(done.stdout.splitlines()[-1]))
+    assert places[0] == places[1]
+    assert "kept as tokens in" in " ".join(done.stderr.split())
+    assert all(counts["tokens"] > 0 for counts in open_text(places[0]).splits.values())
+    file.write_text("To be, or not to bee.\n" * 40)
+    assert text_of((file,), "char").path != places[0]
 
 
 def test_damaged_folders_are_told(books):

@@ -1,10 +1,17 @@
 """Recipes: inheritance, overrides, derived values, and errors that say where, what, and what was expected."""
 
+import typing
+from pathlib import Path
+
 import pytest
 
+from podium.data.text.make import TextMake
 from podium.errors import UserError
-from podium.recipe.loading import load_recipe, recipe_from_tree, to_yaml
+from podium.recipe.loading import load_recipe, recipe_from_tree, schema_of, to_yaml
+from podium.recipe.overrides import parse_override
+from podium.recipe.section import sections_of
 from podium.recipe.shipped import shipped_recipes
+from podium.workloads.registry import WORKLOADS
 
 
 def error_of(*args, **kwargs) -> str:
@@ -248,3 +255,55 @@ def key_of(recipe, dotted: str):
     for part in dotted.split("."):
         value = value[part]
     return value
+
+
+# --- text on the command line ---------------------------------------------------------------------------------------
+
+#: what YAML would take for a mapping, a number, a list, a truth value or nothing, and white space it would drop
+TEXTS = ["ROMEO:", "class ", " a: b", "12", "1e3", "[x", "{a: 1}", "true", "# no comment", "'quoted'", "a=b", "&x", "!"]
+
+
+def keys_of_text(schema, prefix=""):
+    """Every key of a schema that takes text or a path and no number."""
+    for name, field in schema.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        is_list = typing.get_origin(field.annotation) in (list, tuple)
+        kinds = set() if is_list else {field.annotation, *typing.get_args(field.annotation)}
+        for section in sections_of(field):
+            yield from keys_of_text(section, f"{key}.")
+        if kinds & {str, Path} and not kinds & {int, float, bool}:
+            yield key
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_overrides_of_text_are_what_was_given_to_the_character(workload):
+    schema = schema_of(workload)
+    keys = set(keys_of_text(schema))
+    assert {"engine.device", "launch.ssh", "log.wandb_project", "workload.data.path", "workload.init_from"} <= keys
+    for key in keys:
+        for text in TEXTS:
+            assert parse_override(f"{key}={text}", schema) == (key, text)
+
+
+def test_text_reaches_the_recipe_as_it_was_given():
+    for text in (*TEXTS, "", "null"):
+        assert load_recipe("gpt2/quick", [f"workload.data.sample.prompt={text}"]).workload.data.sample.prompt == text
+    recipe = load_recipe("neuron", ["workload.data.source=files", "workload.data.path=2024", "workload.data.cell=12"])
+    assert (recipe.workload.data.path, recipe.workload.data.cell) == (Path("2024"), "12")
+
+
+def test_what_may_be_nothing_is_nothing_by_null():
+    for text in ("", "null", "~"):
+        assert load_recipe("neuron", [f"workload.data.path={text}"]).workload.data.path is None
+
+
+def test_lists_of_text_hold_text():
+    recipe = load_recipe("mnist", ["workload.data.class_names=[0, 1, on, 'a b']", "optim.no_decay=[1]"])
+    assert recipe.workload.data.class_names == ("0", "1", "on", "a b")
+    assert recipe.optim.no_decay == ["1"]
+    assert parse_override("input=a: b.txt", TextMake) == ("input", "a: b.txt")
+    assert parse_override("input=[1, b c.txt]", TextMake) == ("input", ["1", "b c.txt"])
+
+
+def test_keys_that_take_a_number_or_text_are_read_as_yaml():
+    assert load_recipe("cnn/quick", ["workload.model.size=20"]).workload.model.size == 20

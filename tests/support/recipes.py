@@ -112,7 +112,7 @@ OWN_OF_EIGHT = {
     "cnn": ["workload.data.samples=256", "workload.model.norm.span=2", "workload.data.augment.mixup=0.2",
             "workload.data.augment.cutmix=1.0", "precision=16.16", "average.method=exponential", "average.every=2up"],
     "cosmology": ["workload.data.samples=128", "workload.model.lambda_rho=1e-3", "batch.micro=1"],
-    "gpt2": ["workload.data.samples=256", "parallel.recompute=true", "precision=16.32"],
+    "gpt2": ["workload.data.samples=256", "parallel.recompute=true", "precision=16.32", "valid.max_samples=29"],
     "mnist": ["workload.data.generated_train=512"],
     "neuron": ["workload.data.samples=256"],
 }  # fmt: skip

@@ -5,11 +5,12 @@ import pytest
 import torch
 from torch import nn
 
+from podium.data.formats import cifar
 from podium.data.source import empty_buffers
 from podium.errors import UserError
 from podium.recipe.loading import load_recipe
 from podium.transforms.seeding import seed_torch
-from podium.workloads.cnn import cifar, shapes
+from podium.workloads.cnn import shapes
 from podium.workloads.cnn.augment import Images, Mixed, Spread, mixed_cross_entropy
 from podium.workloads.cnn.model import build_network
 from podium.workloads.cnn.section import AugmentSection, CnnData, CnnModel

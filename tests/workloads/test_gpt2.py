@@ -155,7 +155,7 @@ def test_generated_samples_depend_on_their_number_and_the_seed_alone():
 
 def test_a_flat_file_is_divided_among_the_splits(tmp_path):
     np.arange(1000, dtype="<u2").tofile(tmp_path / "all.bin")
-    data = Gpt2Data(source="files", path=tmp_path / "all.bin", held_out=0.1, stride=1)
+    data = Gpt2Data(source="files", path=tmp_path / "all.bin", held_out=0.1, stride=1, valid_stride=1)
     workload = Workload(Gpt2Model(**SMALL, vocabulary=1000), data)
     spans = {}
     for split in ("train", "valid", "test"):
@@ -202,8 +202,11 @@ def test_stages_are_the_embedding_the_blocks_and_the_head_and_make_the_model():
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
-def test_kept_keys_and_values_give_what_the_whole_text_gives():
-    model = network().eval()
+@pytest.mark.parametrize("scaling", [{}, {"scale_by_layer": True}, {"scale_attention": False}])
+def test_kept_keys_and_values_give_what_the_whole_text_gives(scaling):
+    model = network(**scaling).eval()
+    with torch.no_grad():
+        model.embedding.tokens.weight.mul_(20)
     (written,) = generate(model, [1, 2, 3], num_texts=1, num_tokens=13, temperature=0)
     text = torch.tensor([[1, 2, 3]])
     for _ in range(13):
@@ -257,7 +260,7 @@ def trained(tmp_path_factory) -> Run:
     overrides += ["workload.model.layers=2", "workload.model.hidden=32", "workload.model.context=24"]
     overrides += ["optim.lr=1e-2", "train.length=200up", "log.tensorboard=false", "engine.threads=1", "valid.every=0"]
     overrides += ["workload.data.sample.tokens=40", "workload.data.sample.texts=1", "checkpoint.every=0"]
-    overrides += ["workload.data.sample.temperature=0", "workload.data.sample.prompt='one '"]
+    overrides += ["workload.data.sample.temperature=0", "workload.data.sample.prompt=one "]
     return train(load_recipe("gpt2/quick", overrides), folder / "run")
 
 
@@ -271,7 +274,7 @@ def test_a_trained_model_writes_what_it_has_learnt(trained):
 
 
 def test_predict_takes_settings_of_its_own(trained):
-    done = podium_here("predict", trained.path, "workload.data.sample.prompt='five '", "workload.data.sample.tokens=9")
+    done = podium_here("predict", trained.path, "workload.data.sample.prompt=five ", "workload.data.sample.tokens=9")
     assert done.returncode == 0, done.stderr
     assert (trained.pictures / "samples.txt").read_text() == "five six seven\n"
     assert "perplexity" in done.stdout

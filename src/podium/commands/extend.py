@@ -12,7 +12,7 @@ from podium.errors import UserError
 from podium.launch.environment import find_place
 from podium.machine.atomic_files import create_folder
 from podium.recipe.durations import Duration
-from podium.recipe.loading import Recipe, parse_override, recipe_with, to_yaml
+from podium.recipe.loading import Recipe, recipe_with, to_yaml
 from podium.runs.folder import Run, check_free, next_free_folder, open_run, write_json
 from podium.runs.restored import find_checkpoint, rebuilt
 from podium.training.stop_request import StopRequest
@@ -43,7 +43,7 @@ def _new_length(run: Run, before: Recipe, overrides: list[str]) -> Duration:
         raise UserError("give the new length and nothing else, as train.length=+10ep or train.length=30ep")
     text = overrides[0].partition("=")[2]
     if not text.startswith("+"):
-        return Duration.parse(str(parse_override(overrides[0])[1]))
+        return Duration.parse(text)
     more, length = Duration.parse(text[1:]), before.train.length
     if more.unit == length.unit:
         return Duration(length.amount + more.amount, length.unit)

@@ -14,7 +14,8 @@ from podium.data.formats.array_files import read_arrays, write_arrays
 from podium.data.source import SampleRequest, empty_buffers, start_gather
 from podium.errors import UserError
 from podium.optim.averaging import averaged
-from podium.recipe.loading import parse_override, recipe_with
+from podium.recipe.loading import recipe_with
+from podium.recipe.overrides import parse_override
 from podium.recipe.sections.average import Method
 from podium.runs.folder import Run
 from podium.runs.restored import plain_recipe, rebuilt, restored
@@ -111,11 +112,12 @@ def predict(run: Run, which: str, overrides: Iterable[str] = ()) -> None:
     """Draw the pictures of a checkpoint again and print its tables; `overrides` change `workload.data` for it."""
     from podium.runs.report import draw_report  # with matplotlib, which takes long to import
 
-    keys = dict(map(parse_override, overrides))
+    recipe = run.recipe()
+    keys = dict(parse_override(text, type(recipe)) for text in overrides)
     for key in keys:
         if not key.startswith("workload.data."):
             raise UserError(f"{key} cannot be changed after training: only keys of workload.data can")
-    training, found = restored(run, which, recipe_with(run.recipe(), keys))
+    training, found = restored(run, which, recipe_with(recipe, keys))
     say(f"predicting with the checkpoint of update {found.update}")
     report = draw_report(
         run, training.task.workload, training.state.model, training.placement.device, training.recipe.valid.micro

@@ -20,7 +20,8 @@ from podium.errors import Interrupted, UserError
 from podium.launch.environment import Place, find_place
 from podium.launch.plan import plan_launch, ssh_commands
 from podium.launch.secret import take_secret
-from podium.recipe.loading import Recipe, load_recipe, parse_override, recipe_with
+from podium.recipe.loading import Recipe, load_recipe, recipe_with
+from podium.recipe.overrides import parse_override
 from podium.runs.folder import Run, check_free, next_free_folder, open_run
 from podium.topology import (
     Topology,
@@ -116,14 +117,15 @@ def resume(
 
 def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
     run = open_run(path)
-    changed = dict(parse_override(text) for text in overrides)
+    recipe = run.recipe()
+    changed = dict(parse_override(text, type(recipe)) for text in overrides)
     for key in changed:
         if key.partition(".")[0] not in _CARRIED_BY and key != _ALSO:
             raise UserError(
                 f"{key} cannot change when a run continues, only {_ALSO} and keys of {' and '.join(_CARRIED_BY)} can: "
                 "`podium train` begins a new one"
             )
-    return run, recipe_with(run.recipe(), changed) if changed else run.recipe()
+    return run, recipe_with(recipe, changed) if changed else recipe
 
 
 def _go_back(run: Run, update: int | None) -> None:

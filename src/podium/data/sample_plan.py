@@ -7,6 +7,7 @@ touches data, so the plan can be tested, replayed and resumed from any update.
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from podium.data.sample_order import order
 from podium.data.source import SampleRequest, Source
@@ -56,11 +57,18 @@ def train_blocks(
 
 
 def pass_blocks(
-    num_samples: int, micro_batch: int, per_block: int, index: int = 0, count: int = 1
+    num_samples: int,
+    micro_batch: int,
+    per_block: int,
+    index: int = 0,
+    count: int = 1,
+    *,
+    spread_over: int | None = None,
 ) -> Iterator[SampleRequest]:
     """Yield all samples once, in their own order, in blocks of `per_block` micro-batches.
 
-    Instance `index` of `count` takes every `count`-th micro-batch. The last micro-batch holds what remains.
+    Instance `index` of `count` takes every `count`-th micro-batch. The last micro-batch holds what remains. With
+    `spread_over`, the samples are evenly spread over that many: their neighbours are often alike.
     """
     starts = range(index * micro_batch, num_samples, count * micro_batch)
     for first in range(0, len(starts), per_block):
@@ -68,7 +76,13 @@ def pass_blocks(
             np.arange(start, min(start + micro_batch, num_samples), dtype=np.int64)
             for start in starts[first : first + per_block]
         ]
-        yield SampleRequest(np.concatenate(parts))
+        numbers = np.concatenate(parts)
+        yield SampleRequest(numbers if spread_over is None else spread_evenly(numbers, num_samples, spread_over))
+
+
+def spread_evenly(numbers: NDArray[np.int64], num: int, over: int) -> NDArray[np.int64]:
+    """Return where numbers 0 … num - 1 go when they are spread evenly over 0 … over - 1, the first at 0."""
+    return numbers * over // num
 
 
 def samples_per_block(source: Source, unit: int, max_units: int | None = None) -> int:

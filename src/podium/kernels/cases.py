@@ -297,6 +297,7 @@ def _attention() -> list[Case]:
         odd_length=(plain(64, 4), (16, 60, 64)),
         odd_size_of_heads=(plain(60, 3), (16, 64, 60)),
         few_scores=(plain(64, 4), (1, 32, 64)),
+        other_scale=(lambda: nn.Sequential(SelfAttention(96, 3, scale=0.5)), (11, 64, 96)),
     )
     return [*taken, *refused, _real("attention", "GPT-2's, 256 tokens", plain(768, 12, True), 4, 256, 768)]
 

@@ -12,20 +12,28 @@ from torch import Tensor, nn
 from podium.errors import UserError
 
 #: gelu: with the error function; gelu_tanh: approximated with a hyperbolic tangent
-Activation = Literal["gelu", "gelu_tanh"]
+Activation = Literal["gelu", "gelu_tanh", "relu"]
+
+
+def activation_layer(name: Activation) -> nn.Module:
+    """Return an activation as a layer."""
+    return nn.ReLU() if name == "relu" else nn.GELU(approximate="tanh" if name == "gelu_tanh" else "none")
 
 
 class SelfAttention(nn.Module):
     """Self-attention over all positions of a sequence; with `causal`, over each position and those before it.
 
-    `dropout` applies to the attention weights. The output has none: the surrounding block adds its own.
+    `dropout` applies to the attention weights. The output has none: the surrounding block adds its own. `scale`: factor
+    on the products of queries and keys; None: one over the root of a head's size.
     """
 
-    def __init__(self, hidden: int, heads: int, dropout: float = 0.0, causal: bool = False) -> None:
+    def __init__(
+        self, hidden: int, heads: int, dropout: float = 0.0, causal: bool = False, scale: float | None = None
+    ) -> None:
         super().__init__()
         if hidden % heads:
             raise UserError(f"a hidden size of {hidden}: expected a multiple of the {heads} attention heads")
-        self.heads, self.dropout, self.causal = heads, dropout, causal
+        self.heads, self.dropout, self.causal, self.scale = heads, dropout, causal, scale
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.out = nn.Linear(hidden, hidden)
 
@@ -47,6 +55,7 @@ class SelfAttention(nn.Module):
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=self.causal and mask is None,
+            scale=self.scale,
         )
         return attended.transpose(1, 2).flatten(2)
 
@@ -59,7 +68,9 @@ class SelfAttention(nn.Module):
         both = F.linear(x, weights[1], biases[1]).unflatten(-1, (2, self.heads, -1))
         key, value = both.permute(2, 0, 3, 1, 4).unbind(0)
         dropout = self.dropout if self.training else 0.0
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        attended = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, scale=self.scale
+        )
         return attended.transpose(1, 2).flatten(2)
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,7 +84,8 @@ class SelfAttention(nn.Module):
         return projected
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, dropout={self.dropout}, causal={self.causal}"
+        scale = "" if self.scale is None else f", scale={self.scale}"
+        return f"heads={self.heads}, dropout={self.dropout}, causal={self.causal}{scale}"
 
 
 class FewRows(nn.Module):
@@ -98,7 +110,7 @@ class FeedForward(nn.Module):
     def __init__(self, hidden: int, inner: int, activation: Activation = "gelu", dropout: float = 0.0) -> None:
         super().__init__()
         self.wide = nn.Linear(hidden, inner)
-        self.activation = nn.GELU(approximate="tanh" if activation == "gelu_tanh" else "none")
+        self.activation = activation_layer(activation)
         self.out = nn.Linear(inner, hidden)
         self.dropout = nn.Dropout(dropout)
 

@@ -19,6 +19,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from podium.errors import UserError
 from podium.recipe.messages import did_you_mean, explain
+from podium.recipe.overrides import COMMAND_LINE, parse_override
 from podium.recipe.section import Section, sections_of
 from podium.recipe.sections.average import AverageSection
 from podium.recipe.sections.batch import BatchSection
@@ -34,9 +35,9 @@ from podium.recipe.sections.train import TrainSection
 from podium.recipe.sections.valid import ValidSection
 from podium.recipe.sections.workload import WorkloadSection
 from podium.recipe.shipped import SHIPPED, shipped_recipes
+from podium.recipe.starting_weights import drop_inherited_sizes, take_sizes_of_folder
 from podium.workloads.registry import WORKLOADS, workload_sections
 
-COMMAND_LINE = "command line"
 Tree = dict[str, Any]
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -78,26 +79,24 @@ class Layer(NamedTuple):
 
 def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     """Return the recipe called `name` (a shipped name or a path) with `section.key=value` overrides."""
-    layers = _read(name, ())
-    written: Tree = {}
-    for text in overrides:
-        dotted, value = parse_override(text)
-        _merge(written, _nested(dotted, value))
-    if written:
-        layers.append(Layer(COMMAND_LINE, written))
+    layers, given = _read(name, ()), list(overrides)
     plain: Tree = {}
-    for layer in layers:
+    for layer in (*layers, _command_line(given)):
         _merge(plain, layer.tree)
-    origins = {key: layer.origin for layer in layers for key in _leaves(layer.tree)}
+    origins = {key: layer.origin for layer in (*layers, _command_line(given)) for key in _leaves(layer.tree)}
     schema = _workload_schema(plain, origins, name)
+    if given:
+        layers.append(_command_line(given, schema))
     tree: Tree = {}
     origins = {}
     for layer in layers:
         _drop_overruled(schema, tree, layer.tree, origins)
+        drop_inherited_sizes(schema, tree, layer.tree, origins)
         _merge(tree, layer.tree)
         for key in _leaves(layer.tree):
             origins.pop(key, None)  # the key set last moves to the end
             origins[key] = layer.origin
+    take_sizes_of_folder(schema, tree, origins)
     return validated(schema, tree, origins, name)
 
 
@@ -201,15 +200,12 @@ def read_yaml(path: Path) -> Tree:
     return tree
 
 
-def parse_override(text: str) -> tuple[str, Any]:
-    """Split `section.key=value` into key and value, the value read as YAML."""
-    dotted, equals, raw = text.partition("=")
-    if not equals or not dotted or not all(dotted.split(".")):
-        raise UserError(f"{COMMAND_LINE}: {text!r} is not of the form section.key=value")
-    try:
-        return dotted, YAML(typ="safe", pure=True).load(raw) if raw else None
-    except YAMLError:
-        return dotted, raw
+def _command_line(overrides: Iterable[str], schema: type[Section] | None = None) -> Layer:
+    """Return what is written on the command line; with a schema, each value by the type of its key."""
+    written: Tree = {}
+    for text in overrides:
+        _merge(written, _nested(*parse_override(text, schema)))
+    return Layer(COMMAND_LINE, written)
 
 
 def _nested(dotted: str, value: Any) -> Tree:

@@ -1,7 +1,7 @@
 """The curves of a report: one drawing for every metric that the records hold, and one of the learning rate."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
@@ -14,25 +14,33 @@ _NOT_METRICS = ("train/lr", "train/samples_per_second", "train/loss_scale", "tra
 _AVERAGE = "average_"
 
 Points = list[tuple[float, float]]
+#: what curves are drawn over
+Along = Literal["epoch", "update"]
 
 
 def draw_curves(run: Run) -> list[str]:
     """Return SVG drawings: the loss, the other metrics, the learning rate; none where there are no records."""
-    records = run.records()
-    best_update = run.summary().get("valid", {}).get("best", {}).get("update")
+    records, summary = run.records(), run.summary()
+    best_update = summary.get("valid", {}).get("best", {}).get("update")
+    along: Along = "update" if shorter_than_an_epoch(summary) else "epoch"
     drawings = []
-    for name, lines in metric_lines(records).items():
-        best = [
-            (r["epoch"], r[f"valid/{name}"]) for r in records if r["update"] == best_update and f"valid/{name}" in r
-        ]
-        drawings.append(_draw(name, lines, best))
-    if rates := [(record["epoch"], record["train/lr"]) for record in records if "train/lr" in record]:
-        drawings.append(_draw("learning rate", {"": rates}, []))
+    for name, lines in metric_lines(records, along).items():
+        best = [(r[along], r[f"valid/{name}"]) for r in records if r["update"] == best_update and f"valid/{name}" in r]
+        drawings.append(_draw(name, lines, best, along))
+    if rates := [(record[along], record["train/lr"]) for record in records if "train/lr" in record]:
+        drawings.append(_draw("learning rate", {"": rates}, [], along))
     return drawings
 
 
-def metric_lines(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Points]]:
-    """Return by metric, the loss first, the points (epoch, value) of training, validation and averaged weights."""
+def shorter_than_an_epoch(summary: Mapping[str, Any]) -> bool:
+    """Return whether epochs say nothing about how far a training is, but updates do."""
+    updates = summary.get("updates", 0)
+    return updates > 0 and summary["epochs"] * summary["total_updates"] < updates
+
+
+def metric_lines(records: Sequence[Mapping[str, Any]], along: Along = "epoch") -> dict[str, dict[str, Points]]:
+    """Return by metric, the loss first, the points (epoch or update, value) of training, validation and averaged
+    weights."""
     found: dict[str, dict[str, Points]] = {"loss": {}}
     for record in records:
         for key, value in record.items():
@@ -42,11 +50,11 @@ def metric_lines(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Po
             line = "training" if split == "train" else "validation"
             if split == "valid" and name.startswith(_AVERAGE):
                 line, name = "averaged weights", name.removeprefix(_AVERAGE)
-            found.setdefault(name, {}).setdefault(line, []).append((record["epoch"], value))
+            found.setdefault(name, {}).setdefault(line, []).append((record[along], value))
     return {name: lines for name, lines in found.items() if lines}
 
 
-def _draw(name: str, lines: Mapping[str, Points], best: Points) -> str:
+def _draw(name: str, lines: Mapping[str, Points], best: Points, along: Along) -> str:
     colours = {"training": figures.ACCENT, "validation": figures.SECOND, "averaged weights": figures.THIRD}
     with figures.style():
         fig = figures.figure(4.6, 3.1)
@@ -66,7 +74,7 @@ def _draw(name: str, lines: Mapping[str, Points], best: Points) -> str:
             colour = colours["validation"]
             axes.plot(*zip(*best, strict=True), "o", markersize=8, markerfacecolor="none", color=colour, label="best")
         axes.set_title(name.replace("_", " "))
-        axes.set_xlabel("epoch")
+        axes.set_xlabel(along)
         _scale(axes, name, [value for points in lines.values() for _, value in points])
         if "" not in lines:
             axes.legend()

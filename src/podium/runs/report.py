@@ -19,7 +19,7 @@ from torch import nn
 from podium import __version__
 from podium.contract import Prediction, Workload
 from podium.errors import writing
-from podium.runs.curves import draw_curves
+from podium.runs.curves import draw_curves, shorter_than_an_epoch
 from podium.runs.folder import Run, replace_file, write_json
 from podium.training.evaluate import ModelOutputs
 from podium.ui.console import clock_text, number
@@ -116,9 +116,10 @@ def _cards(summary: Mapping[str, Any]) -> list[Card]:
         if name != "weights"
     ]
     instances = topology["instances"]
+    epochs = "" if shorter_than_an_epoch(summary) else f" · {summary['epochs']:.4g} epochs"
     return [
         *cards,
-        Card(f"{summary['updates']:,}", "updates", f"of {summary['total_updates']:,} · {summary['epochs']:.4g} epochs"),
+        Card(f"{summary['updates']:,}", "updates", f"of {summary['total_updates']:,}{epochs}"),
         Card(number(summary["samples_per_second"]), "samples/s", f"{summary['samples']:,} samples"),
         Card(clock_text(summary["seconds"]["total"]), "time"),
         Card(f"{summary['cpu_percent']:.0f} %", "processor use", f"{instances} instance{'s' if instances > 1 else ''}"),

@@ -36,7 +36,7 @@ def evaluate(
 
     `parallelism`: that of a run, whose instances share the work by taking micro-batches in turn; unless `together`,
     this instance does all of it. Which samples share a micro-batch, and so every value that is added, does not depend
-    on the number of instances.
+    on the number of instances. `max_samples`: no more than these, evenly spread over the split.
     """
     alone = Instances.alone()
     parallelism = parallelism or Replicated(model, alone)
@@ -44,7 +44,7 @@ def evaluate(
     work = (source, micro_batch, device, max_samples, group)
     pending = PendingLosses()
     with evaluation_mode(model):
-        for loss in parallelism.losses(model, workload, _micro_batches(*work), _sizes(*work)):
+        for loss in parallelism.losses(model, workload, _micro_batches(*work, spread=True), _sizes(*work)):
             pending.add(loss)
     return pending.collect(instances).means()
 
@@ -78,12 +78,26 @@ def _joined(parts: Mapping[str, list[NDArray]]) -> dict[str, NDArray]:
 
 
 def _micro_batches(
-    source: Source, micro_batch: int, device: torch.device, max_samples: int | None, instances: Instances
+    source: Source,
+    micro_batch: int,
+    device: torch.device,
+    max_samples: int | None,
+    instances: Instances,
+    *,
+    spread: bool = False,
 ) -> Iterator[Mapping[str, Tensor]]:
-    """Yield this instance's micro-batches of a pass over the source."""
+    """Yield this instance's micro-batches of a pass over the source; where limited, over the first samples or, with
+    `spread`, over evenly spread ones."""
     num_samples = min(len(source), max_samples or len(source))
     block = samples_per_block(source, micro_batch)
-    blocks = pass_blocks(num_samples, micro_batch, block // micro_batch, instances.index, instances.count)
+    blocks = pass_blocks(
+        num_samples,
+        micro_batch,
+        block // micro_batch,
+        instances.index,
+        instances.count,
+        spread_over=len(source) if spread else None,
+    )
     with Feed(source, blocks, min(block, num_samples), prefetch=1, device=device) as feed:
         for ready in feed:
             for start in range(0, len(ready.samples), micro_batch):

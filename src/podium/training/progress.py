@@ -39,7 +39,10 @@ def facts(progress: Progress, lengths: Lengths, samples_per_second: float) -> di
     """Return the fields of the progress line."""
     left_s = (lengths.total_updates - progress.update) * lengths.global_batch / samples_per_second
     num_epochs = lengths.total_updates / lengths.updates_per_epoch
-    shown = {"epoch": f"{progress.update / lengths.updates_per_epoch:.1f}/{num_epochs:.4g}"}
+    if num_epochs < 1:
+        shown = {"update": f"{progress.update:,}/{lengths.total_updates:,}"}
+    else:
+        shown = {"epoch": f"{progress.update / lengths.updates_per_epoch:.1f}/{num_epochs:.4g}"}
     shown |= {f"train {name}": number(value) for name, value in progress.train_last.items()}
     shown |= {f"valid {name}": number(value) for name, value in progress.valid_last.items()}
     return {**shown, "samples/s": number(samples_per_second), "left": clock_text(left_s)}

@@ -16,7 +16,7 @@ def summary_table(title: str, summary: Mapping[str, Any]) -> Table:
         [f"validation {name}, averaged weights", number(value)] for name, value in averaged.items() if name != "weights"
     ]
     rows += [
-        ["updates", f"{summary['updates']:,}"],
+        ["updates", f"{summary['updates']:,} of {summary['total_updates']:,}"],
         ["samples/s", number(summary["samples_per_second"])],
         ["processor use", f"{summary['cpu_percent']:.0f} %"],
         ["weights", summary["weights_sha256"][:16]],

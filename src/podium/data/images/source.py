@@ -26,7 +26,8 @@ class RandomCrops:
     """How windows are drawn in training: see `random_windows`."""
 
     seed: int = 0
-    area: tuple[float, float] = (0.08, 1.0)
+    #: None: no windows are drawn, and training sees the middle as validation does
+    area: tuple[float, float] | None = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     #: how much of one of the image's bounding boxes a window must cover, if it has any; 0: boxes are ignored
     min_covered: float = 0.1
@@ -47,25 +48,35 @@ def tfrecord_source(
     split: Split,
     size: int,
     *,
+    valid_folder: Path | None = None,
     first_label: int = 1,
     num_classes: int | None = None,
     **options: Unpack[Options],
 ) -> "ImageSource":
     """Open the shards `train-00000-of-01024`, … or `validation-00000-of-00128`, … of a folder, in their order.
 
-    Labels are delivered minus `first_label`: the published shards of ImageNet count from 1.
+    Labels are delivered minus `first_label`: the published shards of ImageNet count from 1. `valid_folder`: where those
+    of validation are, if elsewhere.
     """
-    return ImageSource(open_shards(folder, split, first_label, num_classes), size, **options)
+    place = folder if split == "train" or valid_folder is None else valid_folder
+    return ImageSource(open_shards(place, split, first_label, num_classes), size, **options)
 
 
 def folder_source(
-    folder: Path, split: Split, size: int, *, num_classes: int | None = None, **options: Unpack[Options]
+    folder: Path,
+    split: Split,
+    size: int,
+    *,
+    valid_folder: Path | None = None,
+    num_classes: int | None = None,
+    **options: Unpack[Options],
 ) -> "ImageSource":
     """Open the images of `train/<class>/…` or `val/<class>/…` of a folder, sorted by class and name.
 
-    Classes are numbered in the sorted order of the training folder, or of this split if there is none.
+    Classes are numbered in the sorted order of the training folder, or of this split if there is none. `valid_folder`:
+    the folder of classes for validation, if it is elsewhere.
     """
-    store, classes = open_folders(folder, split, num_classes)
+    store, classes = open_folders(folder, split, num_classes, valid_folder)
     return ImageSource(store, size, class_names=classes, **options)
 
 
@@ -139,9 +150,9 @@ class ImageSource:
     def _windows(
         self, encoded: list[EncodedSample], sizes: NDArray[np.int64], places: NDArray[np.int64] | None
     ) -> list[tuple[int, int, int, int]]:
-        if places is None:
-            return [centre_window(height, width, self._resize, self._size) for height, width in sizes.tolist()]
         crops = self._crops
+        if places is None or crops.area is None:
+            return [centre_window(height, width, self._resize, self._size) for height, width in sizes.tolist()]
         boxes = [item.boxes for item in encoded] if crops.min_covered > 0 else None
         heights, widths = sizes.T
         windows = random_windows(

@@ -32,6 +32,9 @@ _SPLIT_NAMES: Mapping[Split, tuple[str, ...]] = {
     "valid": ("validation", "val", "valid"),
     "test": ("test",),
 }
+#: folders of files: people also call those for validation `test`; shards of that name have no labels
+_FOLDER_NAMES: Mapping[Split, tuple[str, ...]] = {**_SPLIT_NAMES, "valid": (*_SPLIT_NAMES["valid"], "test")}
+_ADVICE = ": `workload.data.valid_path` may name another, or `workload.data.valid_samples` hold out training images"
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("ymin", "xmin", "ymax", "xmax"))
 #: shards kept open, and shards indexed at the same time (each waits for its disk)
@@ -161,15 +164,19 @@ def _complete(found: dict[int, Path], totals: set[str]) -> list[Path]:
 # --------------------------------------------------------------------------------------------- folders of files
 
 
-def open_folders(folder: Path, split: Split, num_classes: int | None) -> tuple[Store, tuple[str, ...]]:
+def open_folders(
+    folder: Path, split: Split, num_classes: int | None, valid_folder: Path | None = None
+) -> tuple[Store, tuple[str, ...]]:
     """Open the files of a split, sorted by class and name; return them with the names of all classes."""
-    if not folder.is_dir():
-        raise UserError(f"There is no folder {folder} to read images from")
-    place = _split_folder(folder, split)
+    elsewhere = valid_folder if split != "train" else None
+    for needed in filter(None, (folder, elsewhere)):
+        if not needed.is_dir():
+            raise UserError(f"There is no folder {needed} to read images from")
+    place = elsewhere or split_folder(folder, split)
     if place is None:
-        names = " or ".join(_SPLIT_NAMES[split])
-        raise UserError(f"There is no folder called {names} in {folder}")
-    train = _split_folder(folder, "train") or place
+        names = " or ".join(_FOLDER_NAMES[split])
+        raise UserError(f"There is no folder called {names} in {folder}{'' if split == 'train' else _ADVICE}")
+    train = split_folder(folder, "train") or place
     classes = _class_names(train)
     if num_classes is not None and len(classes) > num_classes:
         raise UserError(f"{train} holds {len(classes):,} classes, but {num_classes:,} are expected")
@@ -220,8 +227,9 @@ class _Files:
         return self._place / self._folders[self._labels[sample]] / self._names[sample]
 
 
-def _split_folder(folder: Path, split: Split) -> Path | None:
-    return next((folder / name for name in _SPLIT_NAMES[split] if (folder / name).is_dir()), None)
+def split_folder(folder: Path, split: Split) -> Path | None:
+    """Return the folder of a split's classes, by the first of its names that there is."""
+    return next((folder / name for name in _FOLDER_NAMES[split] if (folder / name).is_dir()), None)
 
 
 def _class_names(place: Path) -> list[str]:

@@ -4,6 +4,7 @@
 leaves a split next to nothing, because there are few documents or very unequal ones, the tokens are cut instead.
 """
 
+import hashlib
 import json
 import platform
 from collections.abc import Callable, Iterable
@@ -33,7 +34,7 @@ _MIN_SHARE = SHARE / 5
 class TextMake(Section):
     """What `podium data make text` takes."""
 
-    #: folder to write; null: in the cache
+    #: folder to write; null: in the cache, under a hash of the text
     out: Path | None = None
     #: files and folders to read; null: the source text of Python's standard library
     input: Path | tuple[Path, ...] | None = None
@@ -62,11 +63,23 @@ def standard_library_text(tokenizer: Kind, vocabulary: int | None = None, lowerc
     return open_text(create_once(folder, lambda temporary: _make(temporary, section), "The text"))
 
 
+def text_of(
+    inputs: tuple[Path, ...], tokenizer: Kind, vocabulary: int | None = None, lowercase: bool = True
+) -> TextFolder:
+    """Return files of text as tokens, in the cache under a hash of what they hold; created now if not there yet."""
+    section = TextMake(input=inputs, tokenizer=tokenizer, vocabulary=vocabulary, lowercase=lowercase)
+    folder = _cache_folder(section)
+    named = ", ".join(path.name for path in inputs)
+    if folder.is_dir():
+        say(f"Text: {named}, kept as tokens in {folder}")
+    return _told_if_empty(open_text(create_once(folder, lambda temporary: _make(temporary, section), "The text")))
+
+
 def make_text(section: TextMake, *, replace: bool = False) -> TextFolder:
     """Write the folder that `section` describes; `replace` lets it take the place of an earlier text."""
     if section.out is None:
         if section.inputs is not None:
-            raise UserError("`podium data make text` with `input=` needs `out=FOLDER`: where to put the tokens")
+            return text_of(section.inputs, section.tokenizer, section.vocabulary, section.lowercase)
         return standard_library_text(section.tokenizer, section.vocabulary, section.lowercase)
     folder = section.out.expanduser()
     if replace:
@@ -75,11 +88,14 @@ def make_text(section: TextMake, *, replace: bool = False) -> TextFolder:
         create_folder(folder, lambda temporary: _make(temporary, section), replace=replace)
     except OSError as error:
         raise UserError(f"The text cannot be written to {folder}: {system_reason(error)}") from error
-    text = open_text(folder)
+    return _told_if_empty(open_text(folder))
+
+
+def _told_if_empty(text: TextFolder) -> TextFolder:
     empty = [split for split in SPLITS if text.splits[split]["tokens"] == 0]
     if empty:
         warn(
-            f"there is too little text for {' and '.join(empty)}: training on {folder} will stop with an error; "
+            f"there is too little text for {' and '.join(empty)}: training on {text.path} will stop with an error; "
             f"make the text from more files with `input=`"
         )
     return text
@@ -100,7 +116,22 @@ def _check_replaceable(folder: Path) -> None:
 def _cache_folder(section: TextMake) -> Path:
     size = "" if section.max_tokens is None else f"-{section.max_tokens}"
     case = "-cased" if section.tokenizer == "wordpiece" and not section.lowercase else ""
-    return cache_folder("text", f"v{FORMAT}-python{platform.python_version()}-{section.tokenizer}{size}{case}")
+    inputs = section.inputs
+    text = f"python{platform.python_version()}" if inputs is None else f"{inputs[0].stem[:40]}-{_digest(inputs)}"
+    return cache_folder("text", f"v{FORMAT}-{text}-{section.tokenizer}{size}{case}")
+
+
+def _digest(inputs: tuple[Path, ...]) -> str:
+    """Return a hash of the names and contents of all files."""
+    digest = hashlib.blake2b(digest_size=12)
+    for document in documents_in(inputs):
+        digest.update(f"{document.name}\0".encode())
+        try:
+            with document.path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "blake2b").digest())
+        except OSError as error:
+            raise UserError(f"{document.path} cannot be read: {system_reason(error)}") from error
+    return digest.hexdigest()
 
 
 def _make(folder: Path, section: TextMake) -> None:
@@ -116,7 +147,8 @@ def _make(folder: Path, section: TextMake) -> None:
     if by_tokens:
         splits = {"train": documents, "valid": [], "test": []}
     named = f"Python {platform.python_version()} standard library" if inputs is None else [p.name for p in inputs]
-    say(f"Reading {len(documents):,} files and training a tokenizer on them")
+    many = len(documents) != 1
+    say(f"Reading {len(documents):,} file{'s' if many else ''} and training a tokenizer on {'them' if many else 'it'}")
     tokenizer = train_tokenizer(
         section.tokenizer, lambda: _training_text(splits["train"]), section.max_tokens, section.lowercase
     )

@@ -10,6 +10,7 @@ the first is predicted once.
                 sequence, int64 place of each in bytes, int64 first sequence of each document
 """
 
+import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ _HEADER = struct.Struct("<9sQBQQ")
 #: token types by their number in an index; _REAL: types that cannot be tokens
 _TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _REAL = {6: "64-bit floating-point numbers", 7: "32-bit floating-point numbers"}
+#: tokens looked at together, and the most bytes and tokens that a `meta.json` may have
+_PART, _MAX_META, _MAX_VOCABULARY = 1 << 24, 1 << 26, 1 << 31
 
 
 class TokenWindows:
@@ -83,6 +86,29 @@ def open_tokens(path: Path, dtype: str = "uint16") -> TokenFile:
     if index.is_file():
         return _open_indexed(data, index)
     return TokenFile(data, _mapped(data, np.dtype(dtype).newbyteorder("<")))
+
+
+def largest_token(file: TokenFile) -> int:
+    """Return the largest token, read a part at a time: the file may be larger than memory; -1 of no tokens."""
+    parts = (file.tokens[first : first + _PART] for first in range(0, len(file.tokens), _PART))
+    return max((int(part.max()) for part in parts), default=-1)
+
+
+def described_vocabulary(meta: Path) -> int | None:
+    """Return `vocab_size` of a `meta.json` beside files of tokens; None if there is no such file."""
+    try:
+        with meta.open("rb") as file:
+            text = file.read(_MAX_META + 1)
+        found = json.loads(text)["vocab_size"] if len(text) <= _MAX_META else None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{meta} cannot be read: {system_reason(error)}") from error
+    except (ValueError, KeyError, TypeError, RecursionError):
+        found = None
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 < found <= _MAX_VOCABULARY:
+        raise UserError(f"{meta} does not say how many tokens there are: expected a number `vocab_size` in it")
+    return found
 
 
 def _mapped(path: Path, dtype: np.dtype) -> NDArray:

@@ -365,7 +365,7 @@ def install(module: nn.Module) -> None:
 
 class _SelfAttention(SelfAttention):
     def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if leave_to_torch(x) or not fits(x.shape, self.heads, mask):
+        if self.scale is not None or leave_to_torch(x) or not fits(x.shape, self.heads, mask):
             return super().attend(x, mask)
         dropout = self.dropout if self.training else 0.0
         attended: Tensor = Attention.apply(self.qkv(x), mask, self.heads, self.causal, dropout)

@@ -13,7 +13,7 @@ class ValidSection(Section):
     every: Duration = Duration(1, "ep")
     #: samples in one forward pass
     micro: PositiveInt = 256
-    #: use only this many samples, the first ones
+    #: use only this many samples, evenly spread over the split
     max_samples: PositiveInt | None = None
     #: recompute the statistics of batch norm over this many micro-batches of the training set first; 0: validate with
     #: the running ones

@@ -10,9 +10,14 @@ import torch
 from torch import Tensor
 
 from podium.errors import UserError
+from podium.ui.console import warn
+from podium.workloads.bert.huggingface_config import model_of
 from podium.workloads.bert.model import Bert
+from podium.workloads.huggingface_config import exported_activation, told_of_folder, told_of_tensors
 
 _EMBEDDINGS, _HEAD = "bert.embeddings", "cls.predictions"
+#: not a weight: the numbers of the positions
+_PLACES = f"{_EMBEDDINGS}.position_ids"
 _QKV = ("query", "key", "value")
 #: tensors that a file may omit because they equal another
 _TIED_TO = {
@@ -69,7 +74,7 @@ def config_of(model: Bert) -> dict[str, Any]:
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "intermediate_size": section.num_inner,
-        "hidden_act": "gelu",
+        "hidden_act": exported_activation(section.activation),
         "hidden_dropout_prob": section.dropout,
         "attention_probs_dropout_prob": section.attention_dropout,
         "max_position_embeddings": section.max_positions,
@@ -92,34 +97,18 @@ def to_huggingface(model: Bert) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config_of(model), tensors
 
 
-#: key of config.json -> key of the recipe that must agree
-_MUST_AGREE = {
-    "num_hidden_layers": "layers",
-    "hidden_size": "hidden",
-    "num_attention_heads": "heads",
-    "intermediate_size": "inner",
-    "vocab_size": "vocabulary",
-    "max_position_embeddings": "max_positions",
-    "type_vocab_size": "segments",
-    "layer_norm_eps": "norm_eps",
-}
-
-
 def from_huggingface(model: Bert, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Copy the weights of a `BertForPreTraining`; if they do not fit, raise UserError and change nothing."""
-    if config.get("model_type") != "bert":
-        raise UserError(f"config.json is of model type {config.get('model_type')!r}, expected 'bert'")
-    ours = config_of(model)
-    for theirs, key in _MUST_AGREE.items():
-        if theirs in config and config[theirs] != ours[theirs]:
+    there, here, section = model_of(config), _keys(model), model.section
+    for key, value in there.keys.items():
+        if key != "tied" and here[key] != value:
             raise UserError(
-                f"config.json has {theirs} = {config[theirs]}, but the model of the recipe has {ours[theirs]}: "
-                f"set workload.model.{key}={config[theirs]}"
+                f"config.json has {there.names[key]} = {config.get(there.names[key], value)}, but the model of the "
+                f"recipe has {here[key]}: set workload.model.{key}={value}"
             )
-    if config.get("hidden_act", "gelu") != "gelu":
-        raise UserError(f"config.json has hidden_act = {config['hidden_act']}, but only gelu is supported")
-    if config.get("position_embedding_type", "absolute") != "absolute":
-        raise UserError("config.json asks for relative positions, but only absolute ones are supported")
+    decoder = (f"{_HEAD}.decoder.weight", f"{_HEAD}.decoder.bias")
+    if section.tied and (not there.keys["tied"] or not all(_is_tied(tensors, name) for name in decoder)):
+        raise UserError("the weights to start from have a decoder of their own: set workload.model.tied=false")
     params = dict(model.named_parameters())
     found = {name: torch.cat([_tensor(tensors, part) for part in parts]) for name, parts in names(model).items()}
     for name, tensor in found.items():
@@ -131,6 +120,24 @@ def from_huggingface(model: Bert, config: Mapping[str, Any], tensors: Mapping[st
     with torch.no_grad():
         for name, tensor in found.items():
             params[name].copy_(tensor)
+    used = {part for parts in names(model).values() for part in parts} | {*decoder, f"{_HEAD}.bias", _PLACES}
+    used |= {name.replace(new, old) for name in used for new, old in _OLD_NAMES.items()}
+    for sentence in (*told_of_folder(there, here), *told_of_tensors(tensors.keys() - used)):
+        warn(sentence)
+
+
+def _keys(model: Bert) -> dict[str, Any]:
+    """Return the keys of `workload.model` with the values that count."""
+    section = model.section
+    layers, hidden, heads = section.shape
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "inner": section.num_inner}
+    return {**section.model_dump(), **sizes, "vocabulary": model.vocabulary}
+
+
+def _is_tied(tensors: Mapping[str, Tensor], name: str) -> bool:
+    """Return whether a tensor that may be left out is left out, or equals the other that it stands for."""
+    other = tensors.get(_TIED_TO[name])
+    return name not in tensors or (other is not None and torch.equal(tensors[name], other))
 
 
 def _tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from podium.layers.transformer import FeedForward, FewRows, SelfAttention, Words
+from podium.layers.transformer import FeedForward, FewRows, SelfAttention, Words, activation_layer
 from podium.workloads.bert.section import BertModel
 
 
@@ -41,7 +41,7 @@ class Encoder(nn.Module):
         self.attention = SelfAttention(hidden, heads, section.attention_dropout)
         self.dropout = nn.Dropout(section.dropout)
         self.attention_norm = nn.LayerNorm(hidden, eps=section.norm_eps)
-        self.feed_forward = FeedForward(hidden, section.num_inner, "gelu", section.dropout)
+        self.feed_forward = FeedForward(hidden, section.num_inner, section.activation, section.dropout)
         self.norm = nn.LayerNorm(hidden, eps=section.norm_eps)
 
     def forward(
@@ -93,6 +93,7 @@ class Classifier(nn.Module):
         super().__init__()
         _, hidden, _ = section.shape
         self.dense = nn.Linear(hidden, hidden)
+        self.activation = activation_layer(section.activation)
         self.norm = nn.LayerNorm(hidden, eps=section.norm_eps)
         # In a list: the weight is the embedding's, and must not appear twice in checkpoints and in the optimiser.
         self._tied_to = [tied_to] if tied_to is not None else []
@@ -105,7 +106,7 @@ class Classifier(nn.Module):
     def forward(self, at_masks: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """Return ((B, M, V), (B, S, 2)), as logits."""
         weight = self._tied_to[0].weight if self._tied_to else self.weight
-        at_masks = self.norm(F.gelu(self.dense(at_masks)))
+        at_masks = self.norm(self.activation(self.dense(at_masks)))
         return self.words(at_masks, weight, self.bias), self.next(pooled)
 
 

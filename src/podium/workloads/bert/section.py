@@ -7,6 +7,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from podium.recipe.section import Section
+from podium.workloads.bert.huggingface_config import model_of
+from podium.workloads.huggingface_config import FolderModel
 
 #: layers, hidden, heads of the published sizes
 SIZES = {"base": (12, 768, 12), "large": (24, 1024, 16)}
@@ -39,11 +41,18 @@ class BertModel(Section):
     init_std: PositiveFloat = 0.02
     #: the word embedding is also the last layer of the head that predicts words
     tied: bool = True
+    #: in feed-forward layers and the head: GELU by the error function (as published) or a hyperbolic tangent, or ReLU
+    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
 
     @classmethod
     def overruled(cls, inherited: Mapping[str, Any], written: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the inherited numbers that do not apply to a published size."""
         return ("layers", "hidden", "heads") if written.get("size") in SIZES else ()
+
+    @classmethod
+    def of_huggingface(cls, config: Mapping[str, Any]) -> FolderModel:
+        """Return what the `config.json` of a folder of weights says about the model."""
+        return model_of(config)
 
     @model_validator(mode="after")
     def _sized(self) -> Self:

@@ -10,6 +10,7 @@ from podium.layers.section import NormSection
 from podium.recipe.section import Section
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+AreaShare = Annotated[float, Field(gt=0.0, le=1.0)]
 #: model -> its sizes: for images of CIFAR size, and of ImageNet size
 SIZES: dict[str, tuple[int | str, ...]] = {
     "resnet": (8, 14, 20, 32, 44, 56, 18, 34, 50, 101, 152),
@@ -64,7 +65,11 @@ class CnnModel(Section):
 class AugmentSection(Section):
     """How training images are varied; validation sees them as they are."""
 
-    #: width of the black border added before cropping at a random place; null: 4 for images of CIFAR size
+    #: JPEG and PNG files: share of the picture's area in the random window that training cuts out, from least to most;
+    #: off: the middle, as in validation; null: [0.08, 1], off for images of CIFAR size
+    window: tuple[AreaShare, AreaShare] | Literal["off"] | None = None
+    #: width of the black border added before cropping at a random place; null: 4 for images of CIFAR size, 0 where a
+    #: window is cut out
     pad_crop: NonNegativeInt | None = None
     #: mirror images, half of them on average
     flip: bool = True
@@ -75,6 +80,21 @@ class AugmentSection(Section):
     cutmix: Annotated[float, Field(ge=0)] = 0.0
     #: share of the label spread evenly over all classes
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @model_validator(mode="after")
+    def _cropped_once(self) -> Self:
+        if isinstance(self.window, tuple):
+            least, most = self.window
+            if least > most:
+                raise ValueError(
+                    f"workload.data.augment.window = [{least:g}, {most:g}]: expected the smaller share first"
+                )
+            if self.pad_crop:
+                raise ValueError(
+                    f"workload.data.augment.pad_crop = {self.pad_crop}: expected 0 or null with "
+                    "workload.data.augment.window, which crops already"
+                )
+        return self
 
 
 class InputSection(Section):
@@ -104,11 +124,15 @@ class CnnData(Section):
     source: Literal["simulated", "files", "generated"] = "simulated"
     #: folder with the files; cifar10 and cifar100 by default where `podium data fetch` puts them
     path: Path | None = None
+    #: JPEG files: folder with those for validation and test, of the form of `path`'s; null: `val` or the like in `path`
+    valid_path: Path | None = None
     #: format of the files; auto: as found in `path`
     format: Format | Literal["auto"] = "auto"
-    #: side of the images; null: 32 with simulated and CIFAR images, else 224. JPEG files are cropped and scaled to it
+    #: side of the images; null: 32 with simulated and CIFAR images and models for their size, else 224. JPEG files are
+    #: cropped and scaled to it
     image_size: PositiveInt | None = None
-    #: JPEG files in validation: the shorter side is scaled to this before the centre is cropped; null: 8/7 of the size
+    #: JPEG files in validation: the shorter side is scaled to this before the centre is cropped; null: 8/7 of the size,
+    #: for images of CIFAR size the size: nothing is cut off the shorter side
     resize: PositiveInt | None = None
     #: training samples held out for validation: the last ones, of folders evenly spread ones; null: a tenth of CIFAR's,
     #: none of TFRecord shards and folders, which have a validation set; simulated and generated ones are drawn in
@@ -126,6 +150,11 @@ class CnnData(Section):
     decode_threads: PositiveInt | None = None
     augment: AugmentSection = AugmentSection()
     input: InputSection = InputSection()
+
+    @classmethod
+    def overruled(cls, inherited: Mapping[str, Any], written: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the inherited format where another path is written: it is looked for there."""
+        return ("format",) if written.get("path") is not None else ()
 
 
 ModelSection, DataSection = CnnModel, CnnData

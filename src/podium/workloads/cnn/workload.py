@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from podium.contract import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
+from podium.data.formats import cifar
+from podium.data.images.stores import split_folder
+from podium.data.sample_plan import spread_evenly
 from podium.data.source import Arrays, Source
 from podium.data.source import Field as ArrayField
 from podium.data.sources.arrays import ArraySource
@@ -17,7 +20,7 @@ from podium.data.sources.generated import GeneratedSource
 from podium.data.sources.subset import subset
 from podium.errors import UserError
 from podium.recipe.section import Section
-from podium.workloads.cnn import cifar, shapes
+from podium.workloads.cnn import shapes
 from podium.workloads.cnn.augment import Images, Spread, mixed_cross_entropy, normalised_rows
 from podium.workloads.cnn.model import Network, build_network
 from podium.workloads.cnn.section import CnnData, CnnModel, Format
@@ -34,6 +37,7 @@ _SPREADS = {
     "imagenet": Spread((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 _SMALL = 64
+_WINDOW_AREA = (0.08, 1.0)
 _SMALL_PADDING = 4
 _TOP = 5
 _MAX_SHOWN = 10_000
@@ -51,18 +55,20 @@ class Workload:
         self._format = self._found_format()
         small_model = isinstance(model.size, int) and model.size in (8, 14, 20, 32, 44, 56)
         small_data = data.source == "simulated" or self._format in ("cifar10", "cifar100")
-        small = small_data or (data.source == "generated" and small_model)
+        small = small_data or (data.source != "simulated" and small_model)
         self._size = data.image_size or (shapes.SIZE if small else _IMAGENET_SIZE)
         if small_data and self._size != shapes.SIZE:
             raise UserError(
                 f"workload.data.image_size = {self._size}: expected {shapes.SIZE}, the side of these images"
             )
+        if data.valid_path is not None and self._format not in ("tfrecord", "folder"):
+            raise UserError("workload.data.valid_path applies to JPEG and PNG files only: set it to null")
         self._num_classes = model.num_classes or self._classes_in_data(small)
         kind = "simulated" if data.source == "simulated" else "cifar" if small else "imagenet"
         self._spread = _SPREADS[kind]
         pad = data.augment.pad_crop
         if pad is None:
-            pad = _SMALL_PADDING if self._size < _SMALL else 0
+            pad = _SMALL_PADDING if self._size < _SMALL and self._window_area() is None else 0
         normalised = data.input.normalise == "host"
         self._images = Images(data.augment, self._spread, pad, normalised=normalised)
         self._parts: dict[Part, Source] = {}
@@ -124,7 +130,7 @@ class Workload:
         data = self._data
         if data.source != "files":
             return None
-        if data.format != "auto":
+        if data.format in ("cifar10", "cifar100") or (data.format != "auto" and data.path is not None):
             return data.format
         if data.path is None:
             raise UserError(
@@ -152,7 +158,18 @@ class Workload:
             return cifar.num_classes(self._format)
         if self._format == "folder":
             return len(self._jpeg("train").class_names or ())
-        return len(_CIFAR_NAMES) if small else _IMAGENET_CLASSES
+        return len(_CIFAR_NAMES) if small and self._format is None else _IMAGENET_CLASSES
+
+    def _window_area(self) -> tuple[float, float] | None:
+        """Return the range of the random windows cut out of pictures, as shares of their area; None: none are."""
+        window = self._data.augment.window
+        if self._format not in ("tfrecord", "folder"):
+            if isinstance(window, tuple):
+                raise UserError("workload.data.augment.window applies to JPEG and PNG files only: set it to null")
+            return None
+        if window is None:
+            return None if self._size < _SMALL else _WINDOW_AREA
+        return None if window == "off" else window
 
     def _folder(self) -> Path:
         assert self._data.path is not None
@@ -161,6 +178,8 @@ class Workload:
     def _open(self, split: Split) -> Source:
         data = self._data
         numbers: NDArray[np.int64]
+        if split == "test" and self._lacks_test_folder():
+            split = "valid"
         if data.valid_samples is None and self._format is None:  # any number can be drawn
             whole = self._whole(split)
             numbers = np.arange(len(whole))
@@ -172,7 +191,17 @@ class Workload:
             whole = self._parts[part]
             choose = spread_held_out if self._format == "folder" else last_held_out
             numbers = np.asarray(choose(split, len(whole), held_out))
-        return subset(whole, numbers[: data.max_samples])
+        if data.max_samples is not None and data.max_samples < len(numbers):
+            first = np.arange(data.max_samples)
+            # A folder is sorted by class: its first images would be of one class.
+            numbers = numbers[spread_evenly(first, len(first), len(numbers)) if self._format == "folder" else first]
+        return subset(whole, numbers)
+
+    def _lacks_test_folder(self) -> bool:
+        """Return whether there are training images only, of which some are held out."""
+        if self._format != "folder" or self._data.valid_path or not self._data.valid_samples:
+            return False
+        return split_folder(self._folder(), "valid") is None
 
     def _num_held_out(self) -> int:
         """Return how many training samples are held out for validation."""
@@ -230,9 +259,10 @@ class Workload:
             self._folder(),
             "train" if part == "train" else "valid",  # ImageNet's test set has no labels
             self._size,
-            resize=data.resize or self._size * 8 // 7,
+            valid_folder=data.valid_path.expanduser() if data.valid_path else None,
+            resize=data.resize or (self._size if self._size < _SMALL else self._size * 8 // 7),
             num_classes=num_classes,
-            crops=images.RandomCrops(seed=data.sample_seed),
+            crops=images.RandomCrops(seed=data.sample_seed, area=self._window_area()),
             cache=data.cache,
             threads=data.decode_threads,
         )

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from podium.contract import Split
+from podium.data.sample_plan import spread_evenly
 from podium.data.source import Field as ArrayField
 from podium.data.source import Source
 from podium.data.sources.generated import GeneratedSource
-from podium.data.text.folder import TextFolder, load_tokenizer, open_text
-from podium.data.text.make import standard_library_text
-from podium.data.text.token_windows import TokenWindows, open_tokens
+from podium.data.sources.subset import subset
+from podium.data.text.folder import TextFolder, is_text_folder, load_tokenizer, open_text
+from podium.data.text.make import standard_library_text, text_of
+from podium.data.text.token_windows import TokenWindows, described_vocabulary, largest_token, open_tokens
 from podium.errors import UserError
+from podium.ui.console import say
 from podium.workloads.gpt2.section import Gpt2Data
 
 if TYPE_CHECKING:  # imports a compiled library
@@ -27,6 +30,10 @@ _NAMES: dict[Split, tuple[str, ...]] = {
     "valid": ("valid", "val"),
     "test": ("test", "valid", "val"),
 }
+
+
+#: all of them, as they may lie in a folder
+_FOLDER_NAMES = tuple(dict.fromkeys(name for names in _NAMES.values() for name in names))
 
 
 class Tokens:
@@ -45,15 +52,33 @@ class Tokens:
             if section.path is None:
                 self._text = standard_library_text(section.tokenizer, section.vocabulary)
             else:
-                self._text = open_text(section.path.expanduser())
+                self._text = _opened(section.path.expanduser(), section)
         return self._text
 
     @property
     def vocabulary(self) -> int | None:
-        """Return the number of tokens in the data's vocabulary; None if unknown."""
+        """Return the number of tokens in the vocabulary that comes with the data; None if none does."""
         if self.text is not None:
             return self.text.vocabulary
         return None if self.tokenizer is None else self.tokenizer.get_vocab_size()
+
+    def counted_vocabulary(self) -> int | None:
+        """Return the vocabulary of token files that come without one, from `meta.json` or the largest token in them;
+        None with other sources."""
+        section = self._section
+        if section.source != "files" or section.path is None:
+            return None
+        path = section.path.expanduser()
+        if path.is_dir():
+            paths = [path / f"{name}.bin" for name in _FOLDER_NAMES if (path / f"{name}.bin").is_file()]
+            described = described_vocabulary(path / "meta.json")
+        else:
+            paths, described = [path], None
+        found = described or 1 + max((largest_token(open_tokens(p, section.dtype)) for p in paths), default=0)
+        reason = "by meta.json" if described else f"the largest token of {' and '.join(p.name for p in paths)} plus one"
+        unread = " (meta.pkl is not read: such files can run code)" if (path / "meta.pkl").is_file() else ""
+        say(f"Vocabulary: {found:,} tokens, {reason}{unread}; workload.model.vocabulary sets another")
+        return found
 
     @property
     def tokenizer_file(self) -> Path | None:
@@ -93,10 +118,14 @@ class Tokens:
                 first_sample=first,
             )
         tokens, where = self._tokens(split)
-        stride = section.stride or length
-        if section.max_samples is not None:
-            tokens = tokens[: (section.max_samples - 1) * stride + length + 1]
-        return TokenWindows(tokens, length, vocabulary, where, stride)
+        windows = TokenWindows(
+            tokens, length, vocabulary, where, section.stride if split == "train" else section.valid_stride
+        )
+        if section.max_samples is None or section.max_samples >= len(windows):
+            return windows
+        numbers = np.arange(section.max_samples)
+        # Neighbours are alike: the first windows of a split say little about the rest.
+        return subset(windows, numbers if split == "train" else spread_evenly(numbers, len(numbers), len(windows)))
 
     def _tokens(self, split: Split) -> tuple[np.ndarray, str]:
         """Return all tokens of a split, and a name for error messages."""
@@ -117,3 +146,20 @@ class Tokens:
         cuts = {"train": (0, -2 * num_held), "valid": (-2 * num_held, -num_held), "test": (-num_held, None)}
         begin, end = cuts[split] if num_held else (0, 0)
         return found.tokens[begin:end], f"{found.path} ({split})"
+
+
+def _opened(path: Path, section: Gpt2Data) -> TextFolder:
+    """Open tokenized text, or tokenize a file of text."""
+    if path.is_file():
+        return text_of((path,), section.tokenizer, section.vocabulary)
+    if not path.exists():
+        raise UserError(f"workload.data.path = {path}: there is no such file or folder")
+    if not is_text_folder(path) and any((path / f"{name}.bin").is_file() for name in _FOLDER_NAMES):
+        raise UserError(f"{path} holds files of tokens: set workload.data.source=files")
+    text = open_text(path)
+    if section.vocabulary is not None and text.vocabulary > section.vocabulary:
+        raise UserError(
+            f"workload.data.vocabulary = {section.vocabulary}: expected null or at least the {text.vocabulary:,} "
+            f"tokens of {path}"
+        )
+    return text

@@ -53,7 +53,10 @@ class Reader:
         keys, values = kept[0, :, :, :last], kept[1, :, :, :last]
         # Several tokens are read only at the start; a single one may attend to all before it without a mask.
         assert first == 0 or x.shape[1] == 1
-        return attention.joined(F.scaled_dot_product_attention(query, keys, values, is_causal=x.shape[1] > 1))
+        causal = x.shape[1] > 1
+        return attention.joined(
+            F.scaled_dot_product_attention(query, keys, values, is_causal=causal, scale=attention.scale)
+        )
 
 
 def generate(

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from podium.errors import UserError
+from podium.ui.console import warn
+from podium.workloads.gpt2.huggingface_config import model_of
 from podium.workloads.gpt2.model import Gpt2
+from podium.workloads.huggingface_config import exported_activation, told_of_folder, told_of_tensors
 
 #: for each tensor of a block: our name, theirs, and whether the weight is transposed
 _BLOCK = [
@@ -21,7 +24,9 @@ _BLOCK = [
     ("feed_forward.wide", "mlp.c_fc", True),
     ("feed_forward.out", "mlp.c_proj", True),
 ]
-_PREFIX = "transformer."
+_PREFIX, _HEAD = "transformer.", "lm_head.weight"
+#: not weights: which positions may be attended to
+_MASKS = (".attn.bias", ".attn.masked_bias")
 
 
 def _pairs(num_layers: int) -> Iterator[tuple[str, str, bool]]:
@@ -48,7 +53,7 @@ def to_huggingface(model: Gpt2) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors[theirs] = tensor.T if transposed else tensor
     tensors[f"{_PREFIX}wte.weight"] = tensors[f"{_PREFIX}wte.weight"][:vocabulary]
     if not section.tied:
-        tensors["lm_head.weight"] = own["head.out.weight"].detach()[:vocabulary]
+        tensors[_HEAD] = own["head.out.weight"].detach()[:vocabulary]
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -57,9 +62,11 @@ def to_huggingface(model: Gpt2) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "n_embd": hidden,
         "n_layer": layers,
         "n_head": heads,
-        "n_inner": None,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
+        "n_inner": section.inner,
+        "activation_function": exported_activation(section.activation),
+        "layer_norm_epsilon": section.norm_eps,
+        "scale_attn_weights": section.scale_attention,
+        "scale_attn_by_inverse_layer_idx": section.scale_by_layer,
         "initializer_range": 0.02,
         "embd_pdrop": section.dropout,
         "attn_pdrop": section.dropout,
@@ -70,51 +77,56 @@ def to_huggingface(model: Gpt2) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def from_huggingface(model: Gpt2, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Copy the weights; raise UserError if they belong to another model."""
+    """Copy the weights; if they belong to another model, raise UserError and change nothing."""
     section, vocabulary = model.section, model.vocabulary
-    layers, hidden, heads = section.shape
-    if config.get("model_type") != "gpt2":
-        raise UserError(f"these are the weights of a {config.get('model_type')} model, not of gpt2")
-    wanted = {
-        "n_layer": ("layers", layers),
-        "n_embd": ("hidden", hidden),
-        "n_head": ("heads", heads),
-        "n_positions": ("context", section.context),
-        "vocab_size": ("vocabulary", vocabulary),
-    }
-    for theirs, (ours, value) in wanted.items():
-        if config.get(theirs) != value:
+    there = model_of(config)
+    here = _keys(model)
+    for key, value in there.keys.items():
+        if key != "tied" and here[key] != value:
             raise UserError(
-                f"workload.model has {ours} = {value}, but the weights to start from have {theirs} = "
-                f"{config.get(theirs)}: the two must agree"
+                f"workload.model has {key} = {here[key]}, but the weights to start from have {there.names[key]} = "
+                f"{config.get(there.names[key], value)}: the two must agree"
             )
-    tied_there = config.get("tie_word_embeddings", True) is not False
-    if section.tied and not tied_there:
-        raise UserError("the weights to start from have a head of their own: set workload.model.tied=false")
-    for key, known in {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "layer_norm_epsilon": (1e-5,)}.items():
-        if config.get(key, known[0]) not in known:
-            raise UserError(f"the weights to start from were trained with {key} = {config[key]}, not {known[0]}")
-    if config.get("n_inner") not in (None, 4 * hidden):
-        raise UserError(f"the weights to start from have n_inner = {config['n_inner']}, not {4 * hidden}")
     own = model.state_dict()
-    found = {name if name.startswith((_PREFIX, "lm_head")) else f"{_PREFIX}{name}": t for name, t in tensors.items()}
-    pairs = list(_pairs(layers))
+    found = {name if name.startswith((_PREFIX, _HEAD)) else f"{_PREFIX}{name}": t for name, t in tensors.items()}
+    embedding = f"{_PREFIX}wte.weight"
+    if section.tied and (not there.keys["tied"] or not _same(found.get(_HEAD), found.get(embedding))):
+        raise UserError("the weights to start from have a head of their own: set workload.model.tied=false")
+    pairs = list(_pairs(section.shape[0]))
     if not section.tied:
-        head = "lm_head.weight" if "lm_head.weight" in found else f"{_PREFIX}wte.weight"
-        pairs.append(("head.out.weight", head, False))
+        pairs.append(("head.out.weight", _HEAD if _HEAD in found else embedding, False))
+    copies = []
+    for ours, theirs, transposed in pairs:
+        if theirs not in found:
+            raise UserError(f"the weights to start from have no tensor {theirs}")
+        tensor = found[theirs].T if transposed else found[theirs]
+        into = own[ours]
+        if ours in ("embedding.tokens.weight", "head.out.weight"):
+            into = into[:vocabulary]
+        if tensor.shape != into.shape:
+            raise UserError(
+                f"{theirs} of the weights to start from is {_sizes(tensor)}, but the model needs {_sizes(into)}"
+            )
+        copies.append((into, tensor))
     with torch.no_grad():
-        for ours, theirs, transposed in pairs:
-            if theirs not in found:
-                raise UserError(f"the weights to start from have no tensor {theirs}")
-            tensor = found[theirs].T if transposed else found[theirs]
-            into = own[ours]
-            if ours in ("embedding.tokens.weight", "head.out.weight"):
-                into = into[:vocabulary]
-            if tensor.shape != into.shape:
-                raise UserError(
-                    f"{theirs} of the weights to start from is {_sizes(tensor)}, but the model needs {_sizes(into)}"
-                )
+        for into, tensor in copies:
             into.copy_(tensor)
+    unused = found.keys() - {theirs for _, theirs, _ in pairs} - {_HEAD}
+    unused = {name for name in unused if not name.endswith(_MASKS)}
+    for sentence in (*told_of_folder(there, here), *told_of_tensors(unused)):
+        warn(sentence)
+
+
+def _keys(model: Gpt2) -> dict[str, Any]:
+    """Return the keys of `workload.model` with the values that count."""
+    section = model.section
+    layers, hidden, heads = section.shape
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "inner": section.num_inner}
+    return {**section.model_dump(), **sizes, "vocabulary": model.vocabulary}
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is None or (other is not None and torch.equal(one, other))
 
 
 def _sizes(tensor: Tensor) -> str:

@@ -12,7 +12,6 @@ from podium.layers.transformer import FeedForward, SelfAttention
 from podium.workloads.gpt2.section import Gpt2Model
 
 _INIT_STD = 0.02
-_EPS = 1e-5
 
 
 class Embedding(nn.Module):
@@ -34,25 +33,38 @@ class Embedding(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward layers, each with a layer norm before it and added to its input."""
 
-    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+    def __init__(self, section: Gpt2Model, number: int) -> None:
+        """`number`: its place among the blocks, from 0."""
         super().__init__()
-        self.attention_norm = nn.LayerNorm(hidden, _EPS)
-        self.attention = SelfAttention(hidden, heads, dropout, causal=True)
+        (_, hidden, heads), dropout = section.shape, section.dropout
+        self.attention_norm = nn.LayerNorm(hidden, section.norm_eps)
+        self.attention = SelfAttention(hidden, heads, dropout, causal=True, scale=_attention_scale(section, number))
         self.attention_dropout = nn.Dropout(dropout)
-        self.feed_forward_norm = nn.LayerNorm(hidden, _EPS)
-        self.feed_forward = FeedForward(hidden, 4 * hidden, "gelu_tanh", dropout)
+        self.feed_forward_norm = nn.LayerNorm(hidden, section.norm_eps)
+        self.feed_forward = FeedForward(hidden, section.num_inner, section.activation, dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention_dropout(self.attention(self.attention_norm(x)))
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
+def _attention_scale(section: Gpt2Model, number: int) -> float | None:
+    """Return the factor on products of queries and keys; None for the usual one."""
+    if section.scale_attention and not section.scale_by_layer:
+        return None
+    _, hidden, heads = section.shape
+    return ((hidden // heads) ** -0.5 if section.scale_attention else 1.0) / (
+        number + 1 if section.scale_by_layer else 1
+    )
+
+
 class Head(nn.Module):
     """Maps (B, S, hidden) to (B, S, V) logits, without the padding rows of the vocabulary."""
 
-    def __init__(self, hidden: int, num_tokens: int, vocabulary: int, shared: nn.Embedding | None) -> None:
+    def __init__(self, section: Gpt2Model, num_tokens: int, vocabulary: int, shared: nn.Embedding | None) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(hidden, _EPS)
+        _, hidden, _ = section.shape
+        self.norm = nn.LayerNorm(hidden, section.norm_eps)
         self.out = nn.Linear(hidden, num_tokens, bias=False, device=None if shared is None else "meta")
         if shared is not None:
             self.out.weight = shared.weight
@@ -68,12 +80,12 @@ class Gpt2(nn.Module):
 
     def __init__(self, section: Gpt2Model, vocabulary: int) -> None:
         super().__init__()
-        layers, hidden, heads = section.shape
+        layers, hidden, _ = section.shape
         num_tokens = -(-vocabulary // section.pad_vocabulary_to) * section.pad_vocabulary_to
         self.section, self.vocabulary = section, vocabulary
         self.embedding = Embedding(num_tokens, section.context, hidden, section.dropout)
-        self.blocks = nn.ModuleList(Block(hidden, heads, section.dropout) for _ in range(layers))
-        self.head = Head(hidden, num_tokens, vocabulary, self.embedding.tokens if section.tied else None)
+        self.blocks = nn.ModuleList(Block(section, number) for number in range(layers))
+        self.head = Head(section, num_tokens, vocabulary, self.embedding.tokens if section.tied else None)
         self._initialise(layers)
 
     def _initialise(self, layers: int) -> None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from podium.recipe.section import Section
+from podium.workloads.gpt2.huggingface_config import model_of
+from podium.workloads.huggingface_config import FolderModel
 
 Size = Literal["small", "medium", "large", "xl", "custom"]
 #: size -> layers, hidden size, heads
@@ -30,7 +32,7 @@ class Gpt2Model(Section):
     heads: PositiveInt | None = None
     #: maximum number of tokens the model can look back on, including the newest; training windows have this length
     context: PositiveInt = 1024
-    #: number of tokens; null: that of the data (50,257 for files and generated tokens)
+    #: number of tokens; null: that of the data (50,257 for generated tokens)
     vocabulary: PositiveInt | None = None
     #: rows of the embedding are padded to a multiple of this; the added ones are never predicted
     pad_vocabulary_to: PositiveInt = 1
@@ -38,11 +40,26 @@ class Gpt2Model(Section):
     dropout: Share = 0.1
     #: the head shares the weights of the embedding
     tied: bool = True
+    #: width inside the feed-forward layers; null: 4 times the model's
+    inner: PositiveInt | None = None
+    #: in feed-forward layers: GELU by a hyperbolic tangent (as published) or the error function, or ReLU
+    activation: Literal["gelu_tanh", "gelu", "relu"] = "gelu_tanh"
+    #: added to variances in layer norms
+    norm_eps: PositiveFloat = 1e-5
+    #: products of queries and keys are divided by the root of a head's size
+    scale_attention: bool = True
+    #: and by the number of their block, counted from 1
+    scale_by_layer: bool = False
 
     @classmethod
     def overruled(cls, inherited: Mapping[str, Any], written: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the inherited numbers that do not apply to a published size."""
         return ("layers", "hidden", "heads") if written.get("size") in _SIZES else ()
+
+    @classmethod
+    def of_huggingface(cls, config: Mapping[str, Any]) -> FolderModel:
+        """Return what the `config.json` of a folder of weights says about the model."""
+        return model_of(config)
 
     @model_validator(mode="before")
     @classmethod
@@ -81,6 +98,10 @@ class Gpt2Model(Section):
         assert self.heads is not None
         return self.layers, self.hidden, self.heads
 
+    @property
+    def num_inner(self) -> int:
+        return self.inner or 4 * self.shape[1]
+
 
 class SampleSection(Section):
     """How `podium predict` samples text from the model."""
@@ -100,11 +121,12 @@ class SampleSection(Section):
 class Gpt2Data(Section):
     """`workload.data` of gpt2."""
 
-    #: text: a folder of `podium data make text`; files: of tokens, flat or indexed; generated: random tokens, for speed
+    #: text: a file of it, or a folder of `podium data make text`; files: of tokens, flat or indexed; generated: random
+    #: tokens, for speed
     source: Literal["text", "files", "generated"] = "text"
-    #: text: its folder, null: Python's standard library, converted once; files: a .bin, or a folder with train.bin, …
+    #: text: its file or folder, null: Python's standard library; files: a .bin, or a folder with train.bin, …
     path: Path | None = None
-    #: text without a path: how it is tokenized, and the maximum size of the vocabulary
+    #: text that is not tokens yet: how it is tokenized, and the maximum size of the vocabulary
     tokenizer: Literal["bpe", "char"] = "bpe"
     vocabulary: PositiveInt | None = None
     #: type of the tokens in flat files
@@ -113,9 +135,11 @@ class Gpt2Data(Section):
     held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     #: tokens predicted in a window; null: the model's context
     length: PositiveInt | None = None
-    #: tokens from the start of one window to the start of the next; null: the length
+    #: training: tokens from the start of one window to the start of the next; null: the length
     stride: PositiveInt | None = None
-    #: maximum number of windows of each split
+    #: the same for validation and test; null: the length, so that every token but the first is predicted once
+    valid_stride: PositiveInt | None = None
+    #: maximum number of windows of each split: the first for training, else evenly spread ones
     max_samples: PositiveInt | None = None
     #: generated: number of windows for training and for test, and their seed
     samples: PositiveInt = 10_000
@@ -123,14 +147,10 @@ class Gpt2Data(Section):
     sample_seed: NonNegativeInt = 0
     sample: SampleSection = SampleSection()
 
-    @model_validator(mode="after")
-    def _only_what_is_used(self) -> Self:
-        if self.source == "text" and self.path is not None and self.vocabulary is not None:
-            raise ValueError(
-                "workload.data.vocabulary does not apply to text that already exists in workload.data.path: set one of "
-                "them to null"
-            )
-        return self
+    @classmethod
+    def overruled(cls, inherited: Mapping[str, Any], written: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the inherited prompt, with what belongs to it, where a text takes the standard library's place."""
+        return ("sample",) if written.get("path") is not None and inherited.get("path") is None else ()
 
 
 ModelSection, DataSection = Gpt2Model, Gpt2Data

@@ -44,7 +44,8 @@ class Workload:
         """Return the size of the model's vocabulary: from the recipe, or the number of tokens of the data."""
         if self._vocabulary is None:
             found = self._tokens.vocabulary
-            self._vocabulary = self._model.vocabulary or found or PUBLISHED_VOCABULARY
+            self._vocabulary = self._model.vocabulary or found or self._tokens.counted_vocabulary()
+            self._vocabulary = self._vocabulary or PUBLISHED_VOCABULARY
             if found is not None and self._vocabulary < found:
                 raise UserError(
                     f"workload.model.vocabulary = {self._vocabulary}: expected at least the {found:,} of the data"
