@@ -12,13 +12,18 @@ one has nothing to do with the same seed of the other, and only the two distribu
 Each is validated twice: with the running statistics of batch norm, and with statistics recomputed over 50 micro-batches
 of the training set (Podium: `valid.recalibrate`; the loop: `torch.optim.swa_utils.update_bn`). If running statistics
 were kept differently, the first would differ and the second would not.
+
+    python -m bench.batch_norm --paired        the sharper question; writes bench/results/batch_norm_paired.md
+
+With --paired, the loop begins with Podium's weights and takes its samples, and both are without dropout: what is left
+between the two is rounding, which 208 updates of AdamW enlarge, and whatever they do differently.
 """
 
 import argparse
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +40,7 @@ from podium.training.build import build_training
 from podium.training.feeding import build_engine, samples_of_updates
 from podium.training.validation import validate
 
-RESULTS = Path(__file__).parent / "results" / "batch_norm.md"
+RESULTS = Path(__file__).parent / "results"
 NUM_UPDATES, NUM_RECALIBRATED, LR = 208, 50, 1e-3
 #: filters, kernels, pools, linear layers
 MODELS = {
@@ -74,12 +79,57 @@ def recipe_of(model: str, micro: int, samples: int, seed: int, threads: int) -> 
     )
 
 
-def podium(recipe: Recipe) -> Losses:
-    """Train with the engine and validate with both kinds of statistics."""
+def plain_model(model: str, dropout: float) -> nn.Sequential:
+    filters, kernels, pools, linear = MODELS[model]
+    layers: list[nn.Module] = []
+    channels, bins = 4, 1600
+    for width, kernel, pool in zip(filters, kernels, pools, strict=True):
+        layers += [nn.Conv1d(channels, width, kernel), nn.MaxPool1d(pool), nn.ReLU()]
+        channels, bins = width, (bins - kernel + 1) // pool
+    features = channels * bins
+    layers += [nn.Flatten(), nn.BatchNorm1d(features)]
+    for width in linear:
+        layers += [nn.Linear(features, width), nn.ReLU(), nn.Dropout(dropout)]
+        features = width
+    return nn.Sequential(*layers, nn.Linear(features, 15))
+
+
+class Loop:
+    """A loop as anybody would write it, one update at a time."""
+
+    def __init__(self, model: str, dropout: float) -> None:
+        self.model = plain_model(model, dropout)
+        self._optimiser = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=0.01)
+
+    def begin_with(self, model: nn.Module) -> None:
+        """Take the weights of another model, which has them in the same order."""
+        with torch.no_grad():
+            for own, other in zip(self.model.parameters(), model.parameters(), strict=True):
+                own.copy_(other)
+
+    def step(self, frames: Tensor, target: Tensor) -> None:
+        self._optimiser.zero_grad()
+        F.mse_loss(self.model(frames.transpose(1, 2)), target).backward()
+        self._optimiser.step()
+
+    def losses(self, some: Iterable[Tensor], valid: tuple[Tensor, Tensor]) -> Losses:
+        """Validate with the running statistics and with those of `some` micro-batches."""
+        running = _validated(self.model, *valid)
+        update_bn((frames.transpose(1, 2) for frames in some), self.model)
+        return Losses(running, _validated(self.model, *valid))
+
+
+def podium(recipe: Recipe, beside: Loop | None = None) -> Losses:
+    """Train with the engine and validate with both kinds of statistics; `beside` begins with the same weights and gets
+    the same samples."""
     training = build_training(recipe)
+    if beside is not None:
+        beside.begin_with(training.state.model)
     engine = build_engine(training)
     with samples_of_updates(training, 0, NUM_UPDATES) as all_samples:
         for update, samples in enumerate(all_samples):
+            if beside is not None:
+                beside.step(samples["frames"][0, 0], samples["target"][0, 0])
             engine.update(update, samples, training.state.schedule.lr(update))
     training.state.progress.update = NUM_UPDATES
     found = []
@@ -89,42 +139,23 @@ def podium(recipe: Recipe) -> Losses:
     return Losses(*found)
 
 
-def plain_model(model: str, num_bins: int = 1600, num_probes: int = 4, num_outputs: int = 15) -> nn.Sequential:
-    filters, kernels, pools, linear = MODELS[model]
-    layers: list[nn.Module] = []
-    channels, bins = num_probes, num_bins
-    for width, kernel, pool in zip(filters, kernels, pools, strict=True):
-        layers += [nn.Conv1d(channels, width, kernel), nn.MaxPool1d(pool), nn.ReLU()]
-        channels, bins = width, (bins - kernel + 1) // pool
-    features = channels * bins
-    layers += [nn.Flatten(), nn.BatchNorm1d(features)]
-    for width in linear:
-        layers += [nn.Linear(features, width), nn.ReLU(), nn.Dropout(0.05)]
-        features = width
-    return nn.Sequential(*layers, nn.Linear(features, num_outputs))
-
-
-def loop(model_name: str, micro: int, seed: int, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor]) -> Losses:
-    """Train with a loop as anybody would write it."""
+def plain(model: str, micro: int, seed: int, train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor]) -> Losses:
+    """Train with the loop, with random numbers of its own."""
     torch.manual_seed(seed)
-    model = plain_model(model_name)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
+    loop = Loop(model, dropout=0.05)
     frames, target = train
 
-    def batches() -> Iterator[Tensor]:
-        while True:
-            order = torch.randperm(len(frames))
-            yield from order[: len(order) // micro * micro].split(micro)
+    def batches(count: int) -> Iterator[Tensor]:
+        """Yield the rows of so many micro-batches, from as many epochs as it takes."""
+        per_epoch = len(frames) // micro
+        for number in range(count):
+            if number % per_epoch == 0:
+                order = torch.randperm(len(frames))
+            yield order[number % per_epoch * micro :][:micro]
 
-    for _, rows in zip(range(NUM_UPDATES), batches(), strict=False):
-        optimiser.zero_grad()
-        F.mse_loss(model(frames[rows].transpose(1, 2)), target[rows]).backward()
-        optimiser.step()
-    running = _validated(model, *valid)
-    update_bn(
-        (frames[rows].transpose(1, 2) for _, rows in zip(range(NUM_RECALIBRATED), batches(), strict=False)), model
-    )
-    return Losses(running, _validated(model, *valid))
+    for rows in batches(NUM_UPDATES):
+        loop.step(frames[rows], target[rows])
+    return loop.losses((frames[rows] for rows in batches(NUM_RECALIBRATED)), valid)
 
 
 @torch.inference_mode()
@@ -163,9 +194,10 @@ def table(ours: list[Losses], theirs: list[Losses]) -> str:
     for kind, left, right in (("running", columns[0], columns[1]), ("recalibrated", columns[2], columns[3])):
         error = (statistics.variance(left) / len(left) + statistics.variance(right) / len(right)) ** 0.5
         difference = statistics.mean(left) - statistics.mean(right)
+        apart = statistics.mean(abs(one - other) for one, other in zip(left, right, strict=True))
         lines.append(
             f"With {kind} statistics, Podium's mean minus the loop's is {difference:+.4f}, with a standard error of "
-            f"{error:.4f}: {difference / error:+.1f} of them.\n"
+            f"{error:.4f}: {difference / error:+.1f} of them. Row by row they are {apart:.4f} apart in the mean.\n"
         )
     return "\n".join(lines)
 
@@ -178,6 +210,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16_000)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--paired", action="store_true", help="the same weights and samples for both, no dropout")
     args = parser.parse_args()
     samples, seeds = (1_000, 2) if args.quick else (args.samples, args.seeds)
     load, began = os.getloadavg()[0], time.perf_counter()
@@ -186,20 +219,28 @@ def main() -> None:
     train, valid = (tensors(source) for source in (first.task.train_source, first.task.valid_source))
     ours, theirs = [], []
     for seed in range(1, seeds + 1):
-        ours.append(podium(recipe_of(args.model, args.micro, samples, seed, args.threads)))
-        theirs.append(loop(args.model, args.micro, seed, train, valid))
+        recipe = recipe_of(args.model, args.micro, samples, seed, args.threads)
+        if args.paired:
+            loop = Loop(args.model, dropout=0.0)
+            ours.append(podium(recipe_with(recipe, {"workload.model.dropout": 0.0}), loop))
+            theirs.append(loop.losses(train[0][: NUM_RECALIBRATED * args.micro].split(args.micro), valid))
+        else:
+            ours.append(podium(recipe))
+            theirs.append(plain(args.model, args.micro, seed, train, valid))
         print(seed, ours[-1], theirs[-1], flush=True)
+    what = "the same initial weights and samples for both, without dropout" if args.paired else "seeds of their own"
     text = (
-        f"# Validation losses over {seeds} seeds\n\n{when_and_where(load)}. `python -m bench.batch_norm`: the "
-        f"{args.model} neuron inverter on {samples:,} simulated cells, micro-batch {args.micro}, {NUM_UPDATES} updates "
-        f"of AdamW at a constant {LR:g}, validated on {len(valid[0]):,} cells; {args.threads} "
-        f"thread{'s' if args.threads > 1 else ''}, {time.perf_counter() - began:.0f} s in all.\n\n"
+        f"# Validation losses over {seeds} seeds\n\n{when_and_where(load)}. `python -m bench.batch_norm"
+        f"{' --paired' if args.paired else ''} --seeds {seeds}`: the {args.model} neuron inverter on {samples:,} "
+        f"simulated cells, micro-batch {args.micro}, {NUM_UPDATES} updates of AdamW at a constant {LR:g}, {what}; "
+        f"validated on {len(valid[0]):,} cells; threads: {args.threads}; {time.perf_counter() - began:.0f} s.\n\n"
         + table(ours, theirs)
     )
     print(f"\n{text}")
     if not args.quick:
-        RESULTS.write_text(text)
-        print("written to", RESULTS)
+        path = RESULTS / f"batch_norm{'_paired' if args.paired else ''}.md"
+        path.write_text(text)
+        print("written to", path)
 
 
 if __name__ == "__main__":

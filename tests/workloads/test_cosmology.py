@@ -284,6 +284,12 @@ def test_crops_are_turned_by_the_group_asked_for_and_in_validation_only_on_reque
         assert {turn for _, _, turn in fixed} == (turns if valid else {0})
 
 
+def test_recipes_of_the_time_of_the_old_slope_are_refused_and_told_the_new_key():
+    """Their weights belong to a slope of 0.2, which they do not name."""
+    with pytest.raises(UserError, match=r"augment\.turn \(did you mean workload\.data\.augment\.group\?\)"):
+        load_recipe("cosmology/quick", ["workload.data.augment.turn=true"])
+
+
 def test_crops_stay_inside_unless_the_box_is_periodic(tmp_path):
     for name in ("train", "valid"):
         write_box(tmp_path / f"{name}.h5", size=CROP + 3)

@@ -51,6 +51,7 @@ _ELSEWHERE: dict[str, tuple[str, ...]] = {
         ("hidden_size n_embd d_model", ("workload.model.hidden",)),
         ("num_heads n_head n_heads num_attention_heads", ("workload.model.heads",)),
         ("vocab_size", ("workload.model.vocabulary",)),
+        ("workload.data.augment.turn", ("workload.data.augment.group",)),
         (
             "block_size seq_len seq_length sequence_length max_seq_len",
             ("workload.model.context", "workload.data.length"),
