@@ -18,7 +18,7 @@ Points = list[tuple[float, float]]
 
 def draw_curves(run: Run) -> list[str]:
     """Return SVG drawings: the loss, the other metrics, the learning rate; none where there are no records."""
-    records = run.records()
+    records = [record for record in run.records() if "epoch" in record]
     best_update = run.summary().get("valid", {}).get("best", {}).get("update")
     drawings = []
     for name, lines in metric_lines(records).items():
