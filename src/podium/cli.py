@@ -31,6 +31,9 @@ app = typer.Typer(
 data_app = typer.Typer(help="Make, inspect and download data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
+#: of an error; what files hold may be quoted in it
+_SENTENCE = 4000
+
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A shipped name (`podium recipes`) or a .yaml file.")]
 Overrides = Annotated[
     list[str] | None,
@@ -52,7 +55,7 @@ def main() -> NoReturn:
         app(standalone_mode=True)
     except PodiumError as error:
         leave_closed_terminal()
-        print(f"podium: {visible(str(error))}", file=sys.stderr)
+        print(f"podium: {visible(str(error)[:_SENTENCE])}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

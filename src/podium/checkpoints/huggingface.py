@@ -60,6 +60,9 @@ def start_from(workload: Workload, model: nn.Module, name: str, folder: Path) ->
         convert(model, config, _read_tensors(folder))
     except UserError as error:
         raise UserError(f"workload.init_from = {folder}: {error}") from None
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise UserError(f"workload.init_from = {folder}: its tensors do not fit the model: {detail}") from None
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:

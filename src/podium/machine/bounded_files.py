@@ -18,6 +18,7 @@ from podium.errors import UserError, system_reason
 #: the most that is read of a file with a few facts, and how deeply these may be nested
 FACTS_BYTES = 4 << 20
 _MAX_DEPTH = 64
+_CHUNK_BYTES = 1 << 20
 
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -56,10 +57,14 @@ def read_limited(path: Path, max_bytes: int) -> bytes:
     """Read a file of at most `max_bytes`; raise OSError if it is longer or no file."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read(max_bytes + 1) if size <= max_bytes else b""
-    if max(size, len(data)) > max_bytes:
+        parts = [file.read(size)] if size <= max_bytes else []
+        # Files of the system say that they are empty, and others may be growing.
+        while size <= max_bytes and (more := file.read(_CHUNK_BYTES)):
+            parts.append(more)
+            size = max(size, sum(map(len, parts)))
+    if size > max_bytes:
         raise OSError(errno.EINVAL, f"it has more than the {max_bytes:,} bytes that are read of such a file")
-    return data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def read_mapping(path: Path, advice: str, max_bytes: int = FACTS_BYTES) -> dict[str, Any] | None:

@@ -7,12 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podium.errors import UserError, system_reason
+from podium.machine.bounded_files import read_limited
 from podium.machine.cache_folder import cache_folder
 
 Kind = Literal["cifar10", "cifar100"]
 
 SIZE = 32
 _PIXELS = 3 * SIZE * SIZE
+#: several times what any of the published files has
+_MAX_BYTES = 1 << 30
 #: files of the training and the test set, label bytes before each image (the last one is used), classes
 _LAYOUT: dict[Kind, tuple[tuple[str, ...], tuple[str, ...], int, int]] = {
     "cifar10": (tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",), 1, 10),
@@ -45,7 +48,7 @@ def load(
     for name in train if part == "train" else test:
         path = where / name
         try:
-            data = np.fromfile(path, np.uint8)
+            data = np.frombuffer(read_limited(path, _MAX_BYTES), np.uint8)
         except FileNotFoundError:
             hint = "" if folder else f": run `podium data fetch {kind}`"
             raise UserError(f"{path} is missing{hint}") from None
