@@ -1,7 +1,7 @@
 """What attacks readers: damaged bytes, values of any kind, things that are no files; and the rule they are held to.
 
 The rule: the right result, or a UserError whose text is one sentence. `Tally` counts what was tried and which sentences
-were given. PODIUM_HOSTILE scales the number of inputs (`make soak`); PODIUM_HOSTILE_REPORT is a file to add the counts to.
+were given. PODIUM_HOSTILE scales the number of inputs (`make soak`); PODIUM_HOSTILE_REPORT names a file for the counts.
 """
 
 import collections
@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from podium.errors import UserError
+from podium.ui.visible import visible
 
 SCALE = float(os.environ.get("PODIUM_HOSTILE", "1"))
 #: longer than any of these takes on a busy machine, shorter than anybody would wait
@@ -75,6 +76,7 @@ class Tally:
 def check_sentence(text: str) -> None:
     """One line, not empty, without the end of a traceback in it."""
     assert text.strip(), "an empty sentence"
+    text = visible(text)  # as it is shown
     assert len(text.splitlines()) == 1, text
     assert not text.endswith("."), text
     assert "Traceback" not in text, text
@@ -140,9 +142,7 @@ JSON_VALUES = st.recursive(
         st.sampled_from([10**400, -1, 0, 2**31, 2**63, 10**18]),
         st.floats(),
         st.text(max_size=12),
-        st.sampled_from(
-            ["", "\x1b[31m", "‮abc", "done", "running", "2026-01-01T00:00:00", "../../etc/passwd", "9" * 50]
-        ),
+        st.sampled_from(["", "\x1b[31m", "‮abc", "done", "running", "2026-01-01T00:00:00", "../../x", "9" * 50]),
     ),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=5,

@@ -59,7 +59,7 @@ class Checkpoint:
             if odd := [*found.unexpected_keys, *(known - self.weights.keys())]:
                 raise RuntimeError(f"{min(odd)} is {'missing' if min(odd) in known else 'not part of it'}")
         except RuntimeError as error:
-            detail = " ".join(str(error).split("\n\t")[-1].split())
+            detail = " ".join(str(error).split("\n\t")[-1].split())[:300].rstrip(".")
             raise UserError(f"checkpoint {self.path} does not fit the model of the recipe: {detail}") from None
         if optimiser is not None:
             self.restore_optimiser(optimiser)

@@ -163,7 +163,7 @@ def tensors_in(data: Tensor) -> dict[str, Tensor]:
         if not 0 <= first <= last <= len(body) or last - first != dtype.itemsize * math.prod(shape):
             raise ValueError(f"{name} lies outside the file")
         part = body[first:last]
-        if part.data_ptr() % dtype.itemsize:  # a file from another program
+        if part.data_ptr() % dtype.itemsize or part.storage_offset() % dtype.itemsize:  # a file from another program
             part = part.clone()
         tensors[name] = part.view(dtype).view(shape)
     return tensors

@@ -12,23 +12,29 @@ from podium.ui import figures
 #: what records hold beside metrics
 _NOT_METRICS = ("train/lr", "train/samples_per_second", "train/loss_scale", "train/skipped_updates")
 _AVERAGE = "average_"
+_LARGEST = 1e30
 
 Points = list[tuple[float, float]]
 
 
 def draw_curves(run: Run) -> list[str]:
     """Return SVG drawings: the loss, the other metrics, the learning rate; none where there are no records."""
-    records = [record for record in run.records() if "epoch" in record]
+    records = [_drawable(record) for record in run.records() if 0 <= record.get("epoch", -1) < _LARGEST]
     best_update = run.summary().get("valid", {}).get("best", {}).get("update")
     drawings = []
     for name, lines in metric_lines(records).items():
         best = [
-            (r["epoch"], r[f"valid/{name}"]) for r in records if r["update"] == best_update and f"valid/{name}" in r
+            (r["epoch"], r[f"valid/{name}"]) for r in records if r.get("update") == best_update and f"valid/{name}" in r
         ]
         drawings.append(_draw(name, lines, best))
     if rates := [(record["epoch"], record["train/lr"]) for record in records if "train/lr" in record]:
         drawings.append(_draw("learning rate", {"": rates}, []))
     return drawings
+
+
+def _drawable(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record without numbers that cannot be drawn: not finite, or so large that an axis would never end."""
+    return {key: value for key, value in record.items() if value == 0 or 1 / _LARGEST < abs(value) < _LARGEST}
 
 
 def metric_lines(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Points]]:

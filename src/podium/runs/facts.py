@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from podium.errors import UserError, system_reason
 from podium.machine.bounded_files import open_regular, parse_mapping, read_mapping
@@ -49,6 +49,14 @@ class _LastAndBest(_Facts):
     best: dict[str, _Number]
 
 
+class _Valid(_LastAndBest):
+    @model_validator(mode="after")
+    def _says_when(self) -> Self:
+        if self.best and "update" not in self.best:
+            raise ValueError("the best is of no update")
+        return self
+
+
 class _Topology(_Facts):
     instances: _Count
 
@@ -63,9 +71,9 @@ class _Summary(_Facts):
     cpu_percent: _Number = 0
     num_parameters: _Count = 0
     train: _LastAndBest | None = None
-    valid: _LastAndBest | None = None
+    valid: _Valid | None = None
     average: dict[str, _Number] = {}
-    seconds: dict[str, _Number] = {}
+    seconds: dict[str, Annotated[float, Field(ge=0, lt=1e12)]] = {}
     topology: _Topology | None = None
     weights_sha256: str | None = None
     recipe_sha256: str | None = None
@@ -91,7 +99,10 @@ def read_summary(path: Path, *, whole: bool = False) -> dict[str, Any]:
     """Return the summary of a run, empty where there is none yet. `whole`: raise unless it has what is shown of it."""
     advice = f"move it away, and `podium resume {path.parent}` writes it again"
     summary = _checked(path, _Summary, advice)
-    if whole and summary and (missing := [name for name in _SHOWN if summary.get(name) is None]):
+    missing = [name for name in _SHOWN if summary.get(name) is None]
+    if not missing and "total" not in summary["seconds"]:
+        missing = ["seconds.total"]
+    if whole and summary and missing:
         raise UserError(f"{path} is damaged: {missing[0]} is missing; {advice}")
     return summary
 

@@ -130,7 +130,9 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_buffer(read_limited(path, _TOKENIZER_BYTES))
+        tokenizer = Tokenizer.from_buffer(read_limited(path, _TOKENIZER_BYTES))
+        tokenizer.encode("Some 1 text, é")  # parts that do not go together are found out on first use only
+        return tokenizer
     except OSError as error:
         raise UserError(f"{path} cannot be read: {system_reason(error)}") from error
     except Exception as error:  # the library raises no other type
