@@ -9,8 +9,10 @@ import typer
 
 from podium import __version__
 from podium.errors import PodiumError
+from podium.machine.memory_shortage import memory_shortage
 from podium.training.stop_request import StopRequest
 from podium.ui.terminal import leave_closed_terminal
+from podium.ui.visible import visible
 
 # torch's libraries report every failed look-up of a host name. They read this when they are loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -28,6 +30,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Make, inspect and download data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+
+#: of an error; what files hold may be quoted in it
+_SENTENCE = 4000
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A shipped name (`podium recipes`) or a .yaml file.")]
 Overrides = Annotated[
@@ -59,13 +64,18 @@ def main() -> NoReturn:
         app(standalone_mode=True)
     except PodiumError as error:
         leave_closed_terminal()
-        print(f"podium: {error}", file=sys.stderr)
+        print(f"podium: {visible(str(error)[:_SENTENCE])}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except (MemoryError, ImportError, OSError, RuntimeError) as error:
+        if (shortage := memory_shortage(error)) is None:
+            raise
+        print(f"podium: {shortage}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(0)
 
 

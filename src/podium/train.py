@@ -113,7 +113,7 @@ def resume(
         else:
             was_killed = ", which was killed," if killed else ""
             console.say(f"resuming {run.path}{was_killed} after update {found.update} of {total}")
-            clock.restore(found.state["seconds"])
+            clock.restore(found.state.get("seconds", {}))
         stop.begin(instances)
         return _train(run, training, clock, stop)
 

@@ -164,8 +164,8 @@ def test_no_cell_file_at_all(tmp_path):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("dataInfo: [1, 2", "is not valid YAML"),
-        ("dataInfo: {numFeature: 4, numFeature: 5}", "is not valid YAML"),
+        ("dataInfo: [1, 2", "not valid YAML"),
+        ("dataInfo: {numFeature: 4, numFeature: 5}", "not valid YAML"),
         ("other: 1", "has no section dataInfo"),
         ("dataInfo: {numFeature: 4, parName: [a]}", "dataInfo.h5nameTemplate"),
         ("dataInfo: {h5nameTemplate: 'x*.h5', parName: [a]}", "dataInfo.numFeature"),

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from podium.contract import Workload
 from podium.errors import UserError, system_reason
 from podium.machine.atomic_files import create_folder
+from podium.machine.bounded_files import read_mapping
 
+#: indices of large models list thousands of tensors
+_JSON_BYTES = 32 << 20
 _CONFIG, _TENSORS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
@@ -57,6 +60,9 @@ def start_from(workload: Workload, model: nn.Module, name: str, folder: Path) ->
         convert(model, config, _read_tensors(folder))
     except UserError as error:
         raise UserError(f"workload.init_from = {folder}: {error}") from None
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise UserError(f"workload.init_from = {folder}: its tensors do not fit the model: {detail}") from None
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -77,16 +83,13 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
             tensors |= safetensors.torch.load_file(folder / name)
         except (OSError, safetensors.SafetensorError) as error:
             raise UserError(f"{name} cannot be read: {error}") from error
+        except (RuntimeError, ValueError, TypeError, OverflowError, KeyError):  # from headers that no library writes
+            raise UserError(f"{name} cannot be read: its header does not describe tensors") from None
     return tensors
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(path.read_bytes())
-    except OSError:
-        raise UserError(f"workload.init_from: there is no file {path}") from None
-    except ValueError:
-        raise UserError(f"{path} is damaged: it is not JSON") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} is damaged: it does not hold a mapping")
+    tree = read_mapping(path, "download the folder again", _JSON_BYTES)
+    if tree is None:
+        raise UserError(f"workload.init_from: there is no file {path}")
     return tree

@@ -8,7 +8,6 @@ Where the model is cut into stages, each stage writes its own files (`model-2-of
 together they hold what a single file would, and any number of stages can read them.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -24,7 +23,8 @@ from podium.distributed.instances import Instances
 from podium.distributed.messages import broadcast_bytes, broadcast_facts
 from podium.distributed.pipeline.meta_blocks import remote_names
 from podium.distributed.sharding.gather_tensors import GatheredTensors
-from podium.errors import UserError
+from podium.errors import UserError, system_reason
+from podium.machine.bounded_files import FACTS_BYTES, parse_mapping, read_limited
 from podium.optim.optimisers import Optimiser
 from podium.optim.state_tensors import check_state, load_state_tensors, row_places, state_loaded, state_tensors
 
@@ -32,6 +32,9 @@ from podium.optim.state_tensors import check_state, load_state_tensors, row_plac
 FORMAT = 2
 PREFIX, ASIDE = "update-", ".writing-"
 KINDS = ("model", "optimiser", "average")  # the kinds of files with tensors
+_STATE_BYTES = 64 << 20
+_NAME = re.compile(rf"{PREFIX}([0-9]{{8,18}})")
+_FILE = re.compile(rf"state\.json|({'|'.join(KINDS)})(-[0-9]+-of-[0-9]+)?\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Checkpoint:
             if odd := [*found.unexpected_keys, *(known - self.weights.keys())]:
                 raise RuntimeError(f"{min(odd)} is {'missing' if min(odd) in known else 'not part of it'}")
         except RuntimeError as error:
-            detail = " ".join(str(error).split("\n\t")[-1].split())
+            detail = " ".join(str(error).split("\n\t")[-1].split())[:300].rstrip(".")
             raise UserError(f"checkpoint {self.path} does not fit the model of the recipe: {detail}") from None
         if optimiser is not None:
             self.restore_optimiser(optimiser)
@@ -91,28 +94,33 @@ class Checkpoint:
 
 def checkpoint_paths(folder: Path) -> list[Path]:
     """Return all complete checkpoints in a run's folder, oldest first."""
-    return sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir())
+    found = {path: match for path in folder.glob(f"{PREFIX}*") if (match := _NAME.fullmatch(path.name))}
+    return sorted((path for path in found if path.is_dir()), key=lambda path: int(found[path][1]))
 
 
 def load(path: Path) -> Checkpoint:
     """Read one checkpoint and verify all of its checksums."""
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        if manifest["format"] not in range(1, FORMAT + 1):
-            raise UserError(f"checkpoint {path} has format {manifest['format']}, but this version reads 1 to {FORMAT}")
         parts = {}
-        for name, expected in manifest["files"].items():
-            (kind,) = CHECKSUMS.keys() & expected.keys()
-            parts[name] = read_checked(path / name, kind)
-            if parts[name][1] != expected[kind]:
-                raise UserError(f"checkpoint {path} is damaged: {name} does not match its checksum")
-        state = json.loads(parts["state.json"][0].numpy().tobytes())
+        for name, (kind, checksum, num_bytes) in _listed(path).items():
+            if name == "state.json" and (path / name).stat().st_size > _STATE_BYTES:
+                raise ValueError(f"state.json has more than {_STATE_BYTES:,} bytes")
+            parts[name] = read_checked(path / name, kind, num_bytes)
+            if parts[name][1] != checksum:
+                raise ValueError(f"{name} does not match its checksum")
+        if "state.json" not in parts:
+            raise ValueError("its manifest lists no state.json")
+        state = parse_mapping(parts["state.json"][0].numpy().tobytes())
+        if type(state.get("update")) is not int or not 0 <= state["update"] < 2**63:
+            raise ValueError("state.json does not say of which update it is")
+        if (named := _NAME.fullmatch(path.name)) and int(named[1]) != state["update"]:
+            raise ValueError(f"it holds the state of update {state['update']}")
         joined: dict[str, dict[str, Tensor]] = {kind: {} for kind in KINDS}
         for name, (data, _) in parts.items():
             if name.endswith(".safetensors"):
                 joined[re.split(r"[-.]", name)[0]] |= tensors_in(data)
         if not joined["model"]:
-            raise KeyError("model.safetensors")
+            raise ValueError("it holds no weights")
         return Checkpoint(
             path=path,
             update=state["update"],
@@ -122,9 +130,30 @@ def load(path: Path) -> Checkpoint:
             average=joined["average"],
         )
     except OSError as error:
-        raise UserError(f"checkpoint {path} is damaged: {error.filename or path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise UserError(f"checkpoint {path} is damaged: {where}{system_reason(error)}") from None
+    except ValueError as error:
         raise UserError(f"checkpoint {path} is damaged: {error}") from None
+
+
+def _listed(path: Path) -> dict[str, tuple[str, str, int | None]]:
+    """Return the files of a checkpoint as its manifest lists them: kind of checksum, checksum, bytes."""
+    manifest = parse_mapping(read_limited(path / "manifest.json", FACTS_BYTES))
+    form, files = manifest.get("format"), manifest.get("files")
+    if type(form) is int and form > FORMAT:
+        raise UserError(f"checkpoint {path} has format {str(form)[:20]}, but this version reads 1 to {FORMAT}")
+    if type(form) is not int or form < 1 or not isinstance(files, dict):
+        raise ValueError("its manifest lists no files")
+    listed = {}
+    for name, expected in files.items():
+        kinds = CHECKSUMS.keys() & (expected.keys() if isinstance(expected, dict) else set())
+        num_bytes = expected.get("bytes") if kinds else None
+        # No other folder's files, and nothing that a checkpoint does not consist of
+        if not _FILE.fullmatch(name) or len(kinds) != 1 or type(num_bytes) not in (int, type(None)):
+            raise ValueError(f"its manifest lists {name[:80]!r} in a way that no checkpoint has")
+        (kind,) = kinds
+        listed[name] = (kind, expected[kind], num_bytes)
+    return listed
 
 
 def load_latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:

@@ -11,6 +11,7 @@ speed (xxh3: 17 GB/s; sha256: 1.4 GB/s), and files are written to the disk witho
 import fcntl
 import hashlib
 import json
+import math
 import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from podium.distributed.sharding.gather_tensors import aligned_order
+from podium.machine.bounded_files import open_regular, parse_mapping
 
 #: the names of types in safetensors
 _NAMES = {
@@ -42,6 +44,7 @@ _NAMES = {
 }
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 _CHUNK_BYTES = 1 << 22
+MAX_HEADER_BYTES = 16 << 20
 #: the checksum that files are written with, and all that a manifest may contain
 CHECKSUM = "xxh3_128"
 CHECKSUMS: dict[str, Callable[[], Any]] = {CHECKSUM: xxhash.xxh3_128, "sha256": hashlib.sha256}
@@ -148,28 +151,50 @@ def tensors_in(data: Tensor) -> dict[str, Tensor]:
     length = int.from_bytes(data[:8].numpy().tobytes(), "little")
     if len(data) < 8 or length > len(data) - 8:
         raise ValueError("the file of tensors is cut short")
-    header = json.loads(data[8 : 8 + length].numpy().tobytes())
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"the header of the file of tensors has more than {MAX_HEADER_BYTES:,} bytes")
+    header = parse_mapping(data[8 : 8 + length].numpy().tobytes())
     body = data[8 + length :]
     tensors = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        first, last = entry["data_offsets"]
-        dtype, shape = _TYPES[entry["dtype"]], entry["shape"]
-        if not 0 <= first <= last <= len(body) or last - first != dtype.itemsize * torch.Size(shape).numel():
+        dtype, shape, first, last = _entry(name, entry)
+        if not 0 <= first <= last <= len(body) or last - first != dtype.itemsize * math.prod(shape):
             raise ValueError(f"{name} lies outside the file")
         part = body[first:last]
-        if part.data_ptr() % dtype.itemsize:  # a file from another program
+        if part.data_ptr() % dtype.itemsize or part.storage_offset() % dtype.itemsize:  # a file from another program
             part = part.clone()
         tensors[name] = part.view(dtype).view(shape)
     return tensors
 
 
-def read_checked(path: Path, checksum: str = CHECKSUM) -> tuple[Tensor, str]:
-    """Return (all bytes of a file, their checksum)."""
-    data = torch.empty(path.stat().st_size, dtype=torch.uint8)
-    digest, view = CHECKSUMS[checksum](), data.numpy().data
-    with path.open("rb", buffering=0) as file:
+def _entry(name: str, entry: object) -> tuple[torch.dtype, list[int], int, int]:
+    """Return (type, shape, first byte, last byte) of a tensor as the header has it; raise ValueError if it has not."""
+    fields = entry if isinstance(entry, dict) else {}
+    dtype = _TYPES.get(str(fields.get("dtype")))
+    shape: Any = fields.get("shape")
+    places: Any = fields.get("data_offsets")
+    if dtype is None or not _are_sizes(shape) or not _are_sizes(places) or len(places) != 2 or len(shape) > 64:
+        raise ValueError(f"the header of the file of tensors does not describe {name[:80]!r}")
+    return dtype, shape, places[0], places[1]
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+
+def read_checked(path: Path, checksum: str = CHECKSUM, num_bytes: int | None = None) -> tuple[Tensor, str]:
+    """Return (all bytes of a file, their checksum); raise ValueError unless there are `num_bytes`, where given."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if num_bytes is not None and size != num_bytes:
+            raise ValueError(f"{path.name} has {size:,} bytes instead of {num_bytes:,}")
+        try:
+            data = torch.empty(size, dtype=torch.uint8)
+        except RuntimeError:
+            raise ValueError(f"{path.name} with its {size:,} bytes does not fit into memory") from None
+        digest, view = CHECKSUMS[checksum](), data.numpy().data
         for start in range(0, len(view), _CHUNK_BYTES):
             chunk = view[start : start + _CHUNK_BYTES]
             filled = 0

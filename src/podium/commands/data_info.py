@@ -14,10 +14,12 @@ from podium.data.formats import cifar
 from podium.data.formats.idx import read_idx
 from podium.data.formats.tfrecord import RecordFile, Values, parse_example
 from podium.data.images.stores import Split, open_folders, split_folder
-from podium.data.sources.hdf5 import open_hdf5
+from podium.data.sources.hdf5 import DAMAGE, open_hdf5, unreadable
+from podium.data.sources.hdf5_links import describe_dataset
 from podium.data.text.folder import is_text_folder, open_text, text_table
 from podium.data.text.token_windows import TokenFile, largest_token, open_tokens
 from podium.errors import UserError
+from podium.machine.bounded_files import open_regular
 from podium.recipe.loading import read_yaml
 from podium.ui.console import show_table
 from podium.ui.table import Table
@@ -225,17 +227,16 @@ def _hdf5_rows(path: Path) -> list[list[str]]:
 
     def visit(name: str, item: object) -> None:
         if isinstance(item, h5py.Dataset):
-            layout = f"chunks {' × '.join(map(str, item.chunks))}" if item.chunks else "contiguous"
-            rows.append([name, " × ".join(map(str, item.shape)), str(item.dtype), layout])
+            rows.append([name, *describe_dataset(item)])
 
     try:
         with open_hdf5(path) as file:
             file.visititems(visit)
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"{path} is damaged: {error}") from None
+    except DAMAGE as error:
+        raise unreadable(path, error) from None
     return rows
 
 
 def _is_gzip(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(2) == b"\x1f\x8b"

@@ -132,7 +132,7 @@ def predict(run: Run, which: str, overrides: Iterable[str] = ()) -> None:
 
 def print_summary(run: Run) -> None:
     """Print the last lines of a training."""
-    summary = run.summary()
+    summary = run.summary(whole=True)
     show_table(summary_table(str(run.path), summary))
     if run.report_file.exists():
         out.print(f"report: {run.report_file.resolve()}", soft_wrap=True)

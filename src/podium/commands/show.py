@@ -40,9 +40,10 @@ def describe(run: Run) -> str:
     summary, state = run.summary(), run.state()
     if not summary:
         return f"{run.path}: {state}"
-    updates, when = summary["updates"], summary.get("written")
+    updates, total, when = summary.get("updates", 0), summary.get("total_updates"), summary.get("written")
     if state in ("running", "killed") and (records := run.records()):  # the summary is that of the start
         updates = max(updates, int(records[-1]["update"]))
         when = datetime.fromtimestamp(run.metrics_file.stat().st_mtime).isoformat()
     as_of = f", as of {datetime.fromisoformat(when):%Y-%m-%d %H:%M:%S}" if when else ""
-    return f"{run.path}: {state} after update {updates:,} of {summary['total_updates']:,}{as_of}"
+    of_all = "" if total is None else f" of {total:,}"
+    return f"{run.path}: {state} after update {updates:,}{of_all}{as_of}"

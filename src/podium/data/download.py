@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from podium import __version__
@@ -28,6 +29,7 @@ Progress = Callable[[str, int, int | None], None]
 
 TIMEOUT_S = 20.0
 _CHUNK_BYTES = 1 << 18
+_SCHEMES = ("http", "https")
 # A connection that breaks after delivering something is resumed this often before the next mirror is tried.
 _MAX_ATTEMPTS = 4
 
@@ -38,6 +40,8 @@ class RemoteFile:
 
     name: str
     sha256: str
+    #: where the size is known; a mirror that sends more is left at once
+    max_bytes: int = 1 << 34
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,21 @@ DATA_SETS = {
     "mnist": DataSet(
         files=(
             RemoteFile(
-                "train-images-idx3-ubyte.gz", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"
+                "train-images-idx3-ubyte.gz",
+                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                9_912_422,
             ),
             RemoteFile(
-                "train-labels-idx1-ubyte.gz", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"
+                "train-labels-idx1-ubyte.gz", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28_881
             ),
-            RemoteFile("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-            RemoteFile("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+            RemoteFile(
+                "t10k-images-idx3-ubyte.gz",
+                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                1_648_877,
+            ),
+            RemoteFile(
+                "t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4_542
+            ),
         ),
         mirrors=(
             "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -71,13 +83,21 @@ DATA_SETS = {
     "fashion-mnist": DataSet(
         files=(
             RemoteFile(
-                "train-images-idx3-ubyte.gz", "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"
+                "train-images-idx3-ubyte.gz",
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                26_421_880,
             ),
             RemoteFile(
-                "train-labels-idx1-ubyte.gz", "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"
+                "train-labels-idx1-ubyte.gz", "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845", 29_515
             ),
-            RemoteFile("t10k-images-idx3-ubyte.gz", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
-            RemoteFile("t10k-labels-idx1-ubyte.gz", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+            RemoteFile(
+                "t10k-images-idx3-ubyte.gz",
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                4_422_102,
+            ),
+            RemoteFile(
+                "t10k-labels-idx1-ubyte.gz", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5", 5_148
+            ),
         ),
         mirrors=(
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
@@ -88,12 +108,20 @@ DATA_SETS = {
 
 _CIFAR_MIRRORS = ("https://www.cs.toronto.edu/~kriz",)
 DATA_SETS["cifar10"] = DataSet(
-    files=(RemoteFile("cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),),
+    files=(
+        RemoteFile(
+            "cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", 200_000_000
+        ),
+    ),
     mirrors=_CIFAR_MIRRORS,
     members={**{f"data_batch_{i}.bin": 30_730_000 for i in range(1, 6)}, "test_batch.bin": 30_730_000},
 )
 DATA_SETS["cifar100"] = DataSet(
-    files=(RemoteFile("cifar-100-binary.tar.gz", "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),),
+    files=(
+        RemoteFile(
+            "cifar-100-binary.tar.gz", "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec", 200_000_000
+        ),
+    ),
     mirrors=_CIFAR_MIRRORS,
     members={"train.bin": 153_700_000, "test.bin": 30_740_000},
 )
@@ -101,6 +129,35 @@ DATA_SETS["cifar100"] = DataSet(
 
 class _MirrorError(Exception):
     """This mirror did not deliver; the text says why, for the user."""
+
+
+class _WebOnly(urllib.request.HTTPRedirectHandler):
+    """Follows servers to other web servers, and nowhere else."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if urlsplit(newurl).scheme not in _SCHEMES:
+            raise urllib.error.URLError(f"it leads to {newurl[:100]}, which is not on the web")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """Return what opens addresses on the web and of files: the library's own would also follow FTP and `data:`."""
+    opener = urllib.request.OpenerDirector()
+    kinds = (
+        urllib.request.ProxyHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.FileHandler,
+        urllib.request.HTTPDefaultErrorHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.UnknownHandler,
+        _WebOnly,
+    )
+    for kind in kinds:
+        opener.add_handler(kind())
+    return opener
 
 
 def fetch(
@@ -121,7 +178,7 @@ def fetch(
         raise UserError(f"There is no data set {name!r} to fetch: {hint}")
     data_set = DATA_SETS[name]
     folder = folder or cache_folder("data", name)
-    own = [entry.strip().rstrip("/") for entry in os.environ.get("PODIUM_MIRROR", "").split(",") if entry.strip()]
+    own = _own_mirrors()
     addresses = [address for entry in own for address in (entry, f"{entry}/{name}")]
     addresses += [entry.rstrip("/") for entry in (data_set.mirrors if mirrors is None else mirrors)]
     report = progress or (lambda _name, _done, _total: None)
@@ -142,6 +199,24 @@ def fetch(
         return [*paths, *_unpacked(paths, data_set.members)]
     except OSError as error:
         raise UserError(f"Cannot write {name} into {folder}: {error.strerror or error}") from None
+
+
+def _own_mirrors() -> list[str]:
+    """Return the addresses in `$PODIUM_MIRROR`; raise UserError if one is no address."""
+    own = [entry.strip().rstrip("/") for entry in os.environ.get("PODIUM_MIRROR", "").split(",") if entry.strip()]
+    for entry in own:
+        try:
+            parts = urlsplit(entry)
+            on_web = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+            good = (on_web or (parts.scheme == "file" and bool(parts.path))) and entry.isprintable()
+        except ValueError:  # a port that is no number, half of an IPv6 address
+            good = False
+        if not good or " " in entry:
+            raise UserError(
+                f"PODIUM_MIRROR = {entry[:200]}: expected addresses separated by commas, each as in "
+                "https://example.org/data or file:///data"
+            )
+    return own
 
 
 def _unpacked(archives: list[Path], members: Mapping[str, int]) -> list[Path]:
@@ -192,8 +267,10 @@ def _fetch_from(url: str, file: RemoteFile, path: Path, report: Progress) -> Non
     attempt = 0
     while True:
         attempt += 1
+        if part.exists() and not part.is_file():
+            raise UserError(f"{part} is not a file: remove it")
         offset = part.stat().st_size if part.exists() else 0
-        total = _stream(url, part, offset, report)
+        total = _stream(url, part, offset, report, file.max_bytes)
         num_bytes = part.stat().st_size
         if total is not None and num_bytes < total:
             if num_bytes > offset and attempt < _MAX_ATTEMPTS:
@@ -209,18 +286,18 @@ def _fetch_from(url: str, file: RemoteFile, path: Path, report: Progress) -> Non
             raise _MirrorError("its file does not have the published sha256")
 
 
-def _stream(url: str, part: Path, offset: int, report: Progress) -> int | None:
+def _stream(url: str, part: Path, offset: int, report: Progress, max_bytes: int) -> int | None:
     """Append to `part` what follows `offset`, or start over if the server cannot continue; return the whole size."""
     headers = {"User-Agent": f"podium/{__version__}"} | ({"Range": f"bytes={offset}-"} if offset else {})
     try:
         request = urllib.request.Request(url, headers=headers)
-        response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+        response = _opener().open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and offset:
             # Nothing follows: the part is complete, or wrong, as its checksum will show.
             return None
-        raise _MirrorError(f"HTTP {error.code} {error.reason}".strip()) from None
+        raise _MirrorError(f"HTTP {error.code} {str(error.reason)[:100]}".strip()) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise _MirrorError(_reason(error)) from None
 
@@ -230,7 +307,9 @@ def _stream(url: str, part: Path, offset: int, report: Progress) -> int | None:
             raise _MirrorError("answered with a range that was not requested")
         done = start or 0
         length = response.headers.get("Content-Length")
-        total = done + int(length) if length and length.isdigit() else None
+        total = done + int(length) if length and re.fullmatch(r"[0-9]{1,18}", length) else None
+        if total is not None and total > max_bytes:
+            raise _MirrorError(f"its file has {total:,} bytes, more than the {max_bytes:,} of the published one")
         name = part.name.removesuffix(".part")
         with part.open("ab" if done else "wb") as target:
             report(name, done, total)
@@ -238,6 +317,11 @@ def _stream(url: str, part: Path, offset: int, report: Progress) -> int | None:
                 target.write(chunk)
                 done += len(chunk)
                 report(name, done, total)
+                if done > max_bytes:
+                    break
+        if done > max_bytes:
+            part.unlink()
+            raise _MirrorError(f"it sent more than the {max_bytes:,} bytes of the published file")
     return total
 
 
@@ -255,7 +339,7 @@ def _range_start(response: http.client.HTTPResponse) -> int | None:
     """Return where a partial answer begins; None for a whole one (servers may ignore Range)."""
     if response.status != http.HTTPStatus.PARTIAL_CONTENT:
         return None
-    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    match = re.match(r"bytes ([0-9]{1,18})-", response.headers.get("Content-Range", ""))
     return int(match[1]) if match else None
 
 
@@ -264,7 +348,7 @@ def _reason(error: Exception) -> str:
     cause = getattr(error, "reason", None) or error
     if isinstance(cause, TimeoutError):
         return f"no answer within {TIMEOUT_S:.0f} s"
-    return str(getattr(cause, "strerror", None) or cause)
+    return str(getattr(cause, "strerror", None) or cause)[:200]
 
 
 def _sha256(path: Path) -> str:

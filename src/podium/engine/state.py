@@ -16,6 +16,7 @@ from podium.data.source import Source
 from podium.distributed.pipeline.meta_blocks import local_tensors, remote_names
 from podium.engine.loss_scale import LossScale
 from podium.engine.losses import Sums
+from podium.engine.saved_state import check_average, check_saved, damaged_state
 from podium.optim.averaging import WeightAverage
 from podium.optim.optimisers import Optimiser
 from podium.optim.schedules import Schedule
@@ -83,7 +84,10 @@ class Progress:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         pending = {name: [(total, count) for total, count in parts] for name, parts in state["pending"].items()}
-        return cls(**{**state, "pending": Sums(pending)})
+        try:
+            return cls(**{**state, "pending": Sums(pending)})
+        except TypeError:  # keys that are no fields
+            raise damaged_state("progress has keys of another version") from None
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,11 @@ class TrainState:
         }
 
     def load(self, saved: Mapping[str, Any], average: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned. Weights and optimiser state are restored by the checkpoint itself."""
+        """Restore what `state` returned; raise UserError if `saved` is something else.
+
+        Weights and optimiser state are restored by the checkpoint itself.
+        """
+        check_saved(saved)
         self.progress = Progress.from_state(saved["progress"])
         self.schedule.load(saved["schedule"])
         if "loss_scale" in saved:
@@ -125,6 +133,7 @@ class TrainState:
         if self.average is not None:
             elsewhere = remote_names(self.model)
             held = {name: tensor for name, tensor in average.items() if name not in elsewhere}
+            check_average(held, local_tensors(self.model))
             self.average.load(held, self.progress.num_averaged)
 
     def take_average(self, model: nn.Module) -> None:

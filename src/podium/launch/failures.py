@@ -4,8 +4,11 @@ import json
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from podium.machine.bounded_files import FACTS_BYTES, parse_mapping, read_limited
 
 #: An instance that ends because another one did: never the cause.
 PEER_LOST = 70
@@ -49,7 +52,11 @@ def write_failure(folder: Path, failure: Failure) -> None:
 
 def read_failures(folder: Path) -> list[Failure]:
     """Return the notes left so far, the oldest first."""
-    notes = [Failure(**json.loads(path.read_bytes())) for path in folder.glob("failure-*.json")]
+    notes = []
+    for path in folder.glob("failure-*.json"):
+        with suppress(OSError, ValueError, TypeError):  # not a note, and nothing to go by
+            note = Failure(**parse_mapping(read_limited(path, FACTS_BYTES)))
+            notes.append(replace(note, instance=int(note.instance), when=float(note.when)))
     return sorted(notes, key=lambda note: note.when)
 
 

@@ -15,11 +15,11 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError, create_model
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from podium.errors import UserError
 from podium.recipe.messages import did_you_mean, explain
 from podium.recipe.overrides import COMMAND_LINE, parse_override
+from podium.recipe.reading import Tree, read_yaml
 from podium.recipe.section import Section, sections_of
 from podium.recipe.sections.average import AverageSection
 from podium.recipe.sections.batch import BatchSection
@@ -38,7 +38,8 @@ from podium.recipe.shipped import SHIPPED, shipped_recipes
 from podium.recipe.starting_weights import drop_inherited_sizes, take_sizes_of_folder
 from podium.workloads.registry import WORKLOADS, workload_sections
 
-Tree = dict[str, Any]
+#: the most files that a recipe is put together from, itself and its bases
+_MAX_FILES = 64
 SectionT = TypeVar("SectionT", bound=Section)
 
 
@@ -79,7 +80,7 @@ class Layer(NamedTuple):
 
 def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     """Return the recipe called `name` (a shipped name or a path) with `section.key=value` overrides."""
-    layers, given = _read(name, ()), list(overrides)
+    layers, given = list(_read(name, (), {}).values()), list(overrides)
     plain: Tree = {}
     for layer in (*layers, _command_line(given)):
         _merge(plain, layer.tree)
@@ -160,44 +161,38 @@ def recipe_path(name: str) -> Path:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def _read(name: str, chain: tuple[Path, ...]) -> list[Layer]:
-    """Return the content of the recipe and of those it is based on, the lowest base first."""
+def _read(name: str, chain: tuple[Path, ...], known: dict[Path, dict[Path, Layer]]) -> dict[Path, Layer]:
+    """Return the content of the recipe and of those it is based on by file, the lowest base first.
+
+    `known` has the files read so far: each is read once. One that is a base in several ways counts where it comes last.
+    """
     path = recipe_path(name)
-    if path.resolve() in chain:
+    place = path.resolve()
+    if place in chain:
         loop = " -> ".join(p.name for p in (*chain, path))
         raise UserError(f"{path}: base is circular ({loop})")
+    if place in known:
+        return known[place]
+    if len(known) + len(chain) >= _MAX_FILES:
+        raise UserError(f"{path}: a recipe is put together from at most {_MAX_FILES} files, and this one needs more")
     own = read_yaml(path)
     bases = own.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise UserError(f"{path}: base = {json.dumps(bases, default=str)}: expected a recipe name or a list of them")
-    layers = []
+    layers: dict[Path, Layer] = {}
     for base in bases:
         if base.endswith((".yaml", ".yml")):
             base = str(path.parent / base)
-        layers += _read(base, (*chain, path.resolve()))
+        for file, layer in _read(base, (*chain, place), known).items():
+            layers.pop(file, None)
+            layers[file] = layer
     shown = path.relative_to(SHIPPED.parent) if path.is_relative_to(SHIPPED) else path
     tree: Tree = {}
     _merge(tree, own)
-    return [*layers, Layer(str(shown), tree)]
-
-
-def read_yaml(path: Path) -> Tree:
-    """Read a YAML 1.2 mapping; duplicate keys are errors and nothing in the file is executed."""
-    try:
-        tree = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f" line {mark.line + 1}" if mark else ""
-        problem = (error.problem or str(error)).strip().splitlines()[0]
-        raise UserError(f"{path}{line}: not valid YAML: {problem}") from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
-        raise UserError(f"{path}: expected sections such as `batch:` at the top level")
-    return tree
+    layers[place] = Layer(str(shown), tree)
+    known[place] = layers
+    return layers
 
 
 def _command_line(overrides: Iterable[str], schema: type[Section] | None = None) -> Layer:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Union
 
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from podium.errors import UserError
+from podium.recipe.reading import MAX_DEPTH, first_line, parse_yaml
 from podium.recipe.section import Section, sections_of
 
 COMMAND_LINE = "command line"
@@ -22,26 +22,31 @@ _NOTHING = ("", "null", "~")
 def parse_override(text: str, schema: type[Section] | None = None) -> tuple[str, Any]:
     """Split `section.key=value` into key and value; without a schema, the value is read as YAML in any case."""
     dotted, equals, raw = text.partition("=")
-    if not equals or not dotted or not all(dotted.split(".")):
-        raise UserError(f"{COMMAND_LINE}: {text!r} is not of the form section.key=value")
+    parts = dotted.split(".")
+    if not equals or not dotted or not all(parts):
+        raise UserError(f"{COMMAND_LINE}: {text[:200]!r} is not of the form section.key=value")
+    if len(parts) > MAX_DEPTH:
+        raise UserError(f"{COMMAND_LINE}: {dotted[:80]}… is not a key: it has {len(parts):,} parts")
     kinds = set() if schema is None else set(_kinds(_annotation(schema, dotted)))
     is_text = bool(kinds & {str, Path}) and not kinds & {int, float, bool}
     if type(None) in kinds and raw in _NOTHING:
         return dotted, None
     if any(typing.get_origin(kind) in (list, tuple) and typing.get_args(kind)[0] in (str, Path) for kind in kinds):
-        items = _load(raw, "base")  # every scalar is text
+        items = _load(dotted, raw, "base")  # every scalar is text
         if isinstance(items, list) or not is_text:
             return dotted, items
     if is_text:
         return dotted, raw if raw or str in kinds else None
-    return dotted, _load(raw, "safe")
+    return dotted, _load(dotted, raw, "safe")
 
 
-def _load(raw: str, typ: str) -> Any:
+def _load(dotted: str, raw: str, typ: str) -> Any:
     try:
-        return YAML(typ=typ, pure=True).load(raw) if raw else None
+        return parse_yaml(raw, typ) if raw else None
     except YAMLError:
         return raw
+    except ValueError as error:
+        raise UserError(f"{COMMAND_LINE}: {dotted}: {first_line(error)}") from None
 
 
 def _annotation(schema: type[Section], dotted: str) -> Any:

@@ -12,6 +12,7 @@ from podium.ui import figures
 #: what records hold beside metrics
 _NOT_METRICS = ("train/lr", "train/samples_per_second", "train/loss_scale", "train/skipped_updates")
 _AVERAGE = "average_"
+_LARGEST = 1e30
 
 Points = list[tuple[float, float]]
 #: what curves are drawn over
@@ -20,16 +21,24 @@ Along = Literal["epoch", "update"]
 
 def draw_curves(run: Run) -> list[str]:
     """Return SVG drawings: the loss, the other metrics, the learning rate; none where there are no records."""
-    records, summary = run.records(), run.summary()
+    summary = run.summary()
     best_update = summary.get("valid", {}).get("best", {}).get("update")
     along: Along = "update" if shorter_than_an_epoch(summary) else "epoch"
+    records = [_drawable(record) for record in run.records() if 0 <= record.get(along, -1) < _LARGEST]
     drawings = []
     for name, lines in metric_lines(records, along).items():
-        best = [(r[along], r[f"valid/{name}"]) for r in records if r["update"] == best_update and f"valid/{name}" in r]
+        best = [
+            (r[along], r[f"valid/{name}"]) for r in records if r.get("update") == best_update and f"valid/{name}" in r
+        ]
         drawings.append(_draw(name, lines, best, along))
     if rates := [(record[along], record["train/lr"]) for record in records if "train/lr" in record]:
         drawings.append(_draw("learning rate", {"": rates}, [], along))
     return drawings
+
+
+def _drawable(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record without numbers that cannot be drawn: not finite, or so large that an axis would never end."""
+    return {key: value for key, value in record.items() if value == 0 or 1 / _LARGEST < abs(value) < _LARGEST}
 
 
 def shorter_than_an_epoch(summary: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 from podium import __version__
 from podium.errors import UserError, system_reason, writing
 from podium.launch.environment import user_command
+from podium.machine.bounded_files import append_regular, open_regular, write_new
 from podium.recipe.loading import Recipe, read_yaml, recipe_from_tree, to_yaml
+from podium.runs.facts import iterate_records, read_environment, read_records, read_summary, record_line
 from podium.topology import usable_cores
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Keep any other process from training in this folder; the system unlocks it when this process ends."""
         with writing(self.lock_file):
-            file = self.lock_file.open("w")
+            file = append_regular(self.lock_file)
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +107,7 @@ class Run:
 
     def _is_locked(self) -> bool:
         try:
-            with self.lock_file.open("rb") as file:
+            with open_regular(self.lock_file) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -121,32 +123,25 @@ class Run:
         """Return the resolved recipe that this run was started with."""
         return recipe_from_tree(read_yaml(self.recipe_file), where=str(self.recipe_file))
 
-    def summary(self) -> dict[str, Any]:
-        return _read_json(self.summary_file)
+    def summary(self, *, whole: bool = False) -> dict[str, Any]:
+        """Return the summary, empty where there is none yet; `whole`: raise if anything that is shown is missing."""
+        return read_summary(self.summary_file, whole=whole)
 
     def environment(self) -> dict[str, Any]:
-        return _read_json(self.environment_file)
+        return read_environment(self.environment_file)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.summary_file, {**summary, "written": _now()})
 
     def records(self) -> list[dict[str, Any]]:
         """Return the metric records written so far; a last line cut short by a kill is left out."""
-        if not self.metrics_file.exists():
-            return []
-        records = []
-        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return records
+        return read_records(self.metrics_file)
 
     def forget_after(self, update: int) -> None:
         """Drop metric records of updates that will be done again after a resume."""
-        kept = [record for record in self.records() if record["update"] <= update]
-        text = "".join(json.dumps(record) + "\n" for record in kept)
-        replace_file(self.metrics_file, text.encode())
+        if self.metrics_file.exists():
+            kept = (record_line(record) for record in iterate_records(self.metrics_file) if record["update"] <= update)
+            replace_file(self.metrics_file, kept)
 
 
 def next_free_folder(root: Path, name: str) -> Path:
@@ -244,14 +239,14 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     replace_file(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write aside and rename; where that fails, a UserError says why and the file stays as it was."""
     aside = path.with_name(f".{path.name}.writing")
     with writing(path):
         try:
-            aside.write_bytes(data)
+            write_new(aside, [data] if isinstance(data, bytes) else data)
             aside.replace(path)
-        except OSError:
+        except (OSError, UserError):
             with suppress(OSError):
                 aside.unlink(missing_ok=True)
             raise
@@ -259,16 +254,6 @@ def replace_file(path: Path, data: bytes) -> None:
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except json.JSONDecodeError:
-        raise UserError(f"{path} is damaged: it is not JSON") from None
-    return value
 
 
 def processor() -> str:

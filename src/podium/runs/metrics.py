@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from podium.errors import UserError, writing
+from podium.errors import UserError, system_reason, writing
+from podium.machine.bounded_files import append_regular, read_limited
 from podium.recipe.sections.log import LogSection
 
 Record = Mapping[str, float]
@@ -71,7 +72,7 @@ class AppendedFile:
         self._path = path
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            self._file = append_regular(path)
 
     def append(self, data: bytes) -> None:
         with writing(self._path):
@@ -176,4 +177,11 @@ def wandb_id(path: Path) -> str:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(secrets.token_hex(8), encoding="utf-8")
-    return path.read_text(encoding="utf-8")
+    try:
+        text = read_limited(path, 128).decode("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = system_reason(error) if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"{path} cannot be read: {reason}; move it away, and W&B begins a new run") from None
+    if not text.isalnum():
+        raise UserError(f"{path} does not hold the id of a W&B run: move it away, and W&B begins a new run")
+    return text

@@ -19,6 +19,7 @@ from torch import nn
 from podium import __version__
 from podium.contract import Prediction, Workload
 from podium.errors import writing
+from podium.recipe.loading import to_yaml
 from podium.runs.curves import draw_curves, shorter_than_an_epoch
 from podium.runs.folder import Run, replace_file, write_json
 from podium.training.evaluate import ModelOutputs
@@ -54,7 +55,7 @@ class Report:
             trim_blocks=True,
             lstrip_blocks=True,
         ).get_template("report.html.j2")
-        run, summary, environment = self.run, self.run.summary(), self.run.environment()
+        run, summary, environment = self.run, self.run.summary(whole=True), self.run.environment()
         pictures = [picture for picture in self.prediction.pictures if picture.path.exists()]
         html = page.render(
             title=run.path.resolve().name,
@@ -69,7 +70,7 @@ class Report:
             curves=self.curves,
             pictures=[(picture, _embedded(picture.path)) for picture in pictures],
             tables=self.prediction.tables,
-            recipe=run.recipe_file.read_text(encoding="utf-8"),
+            recipe=to_yaml(run.recipe().tree()),
             environment=_environment_rows(environment),
         )
         replace_file(run.report_file, html.encode())

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from podium.errors import UserError
+from podium.errors import UserError, writing
+from podium.machine.bounded_files import append_regular
 from podium.training.build import Training
 from podium.ui import console
 
@@ -24,7 +25,9 @@ def check_folder_is_shared(folder: Path, marker: Path, training: Training) -> No
 
 def open_log(file: Path, training: Training) -> None:
     """Let instance 0 print to the console and its log, and the others only to their logs."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        append_regular(file).close()  # a folder or a pipe in its place is told now
     if not training.placement.is_lead:
         console.write_everything_to(file)
         return

@@ -15,9 +15,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from podium.errors import writing
+from podium.machine.bounded_files import append_regular, read_limited
 from podium.ui.progress_line import facts_text, progress_line
 from podium.ui.table import Table
 from podium.ui.terminal import leave_closed_terminal
+from podium.ui.visible import visible, visible_lines
 
 
 class _Console(Console):
@@ -36,6 +39,9 @@ err = _Console(stderr=True, highlight=False)
 PLAIN_EVERY_S = 10.0
 
 
+#: what an instance may have logged before it knows where its log is
+_LOG_BYTES = 64 << 20
+
 #: Where messages are written beside the console, once there is a run folder.
 _log: Path | None = None
 _log_is_console = False
@@ -43,13 +49,13 @@ _log_is_console = False
 
 def say(text: str) -> None:
     """Print a message on standard error."""
-    err.print(escape(text), soft_wrap=True)
+    err.print(escape(visible_lines(text)), soft_wrap=True)
     _keep(text)
 
 
 def warn(text: str) -> None:
     """Print something that the user should know, but that stops nothing."""
-    err.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+    err.print(f"[yellow]warning:[/] {escape(visible_lines(text))}", soft_wrap=True)
     _keep(f"warning: {text}")
 
 
@@ -69,8 +75,8 @@ def keep_traceback() -> None:
     if _log is None or _log_is_console:
         traceback.print_exc()
     else:
-        with suppress(OSError), _log.open("a", encoding="utf-8") as file:
-            traceback.print_exc(file=file)
+        with suppress(OSError), append_regular(_log) as file:
+            file.write(traceback.format_exc().encode(errors="backslashreplace"))
 
 
 def write_everything_to(path: Path) -> None:
@@ -79,12 +85,13 @@ def write_everything_to(path: Path) -> None:
     For all instances but the first, which alone writes on the console.
     """
     global _log, _log_is_console
-    earlier = _log.read_bytes() if _log is not None and _log.exists() else b""
+    earlier = read_limited(_log, _LOG_BYTES) if _log is not None and _log.exists() else b""
     sys.stdout.flush()
     sys.stderr.flush()
-    with path.open("ab") as file:
+    with writing(path):
+        file = append_regular(path)
+    with file:
         file.write(earlier)
-        file.flush()
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     if _log is not None:
@@ -94,14 +101,15 @@ def write_everything_to(path: Path) -> None:
 
 def _keep(text: str) -> None:
     if _log is not None and not _log_is_console:
-        with suppress(OSError), _log.open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        with suppress(OSError), append_regular(_log) as file:
+            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {visible_lines(text)}\n"
+            file.write(line.encode())
 
 
 def show_table(table: Table, *, message: bool = False) -> None:
     """Print a table on standard output, or on standard error where it is only a message."""
     drawn = RichTable(
-        title=table.title or None,
+        title=escape(visible(table.title)) or None,
         title_justify="left",
         title_style="bold",
         show_header=any(table.columns),
@@ -109,13 +117,13 @@ def show_table(table: Table, *, message: bool = False) -> None:
     )
     for index, column in enumerate(table.columns):
         numeric = index > 0 and all(row[index][:1] in "+-−.0123456789" for row in table.rows)
-        drawn.add_column(column, justify="right" if numeric else "left")
+        drawn.add_column(escape(visible(column)), justify="right" if numeric else "left")
     for row in table.rows:
-        drawn.add_row(*map(escape, row))
+        drawn.add_row(*(escape(visible_lines(cell)) for cell in row))
     where = err if message else out
     where.print(drawn)
     if table.caption:
-        where.print(escape(table.caption), style="dim", soft_wrap=True)
+        where.print(escape(visible_lines(table.caption)), style="dim", soft_wrap=True)
 
 
 def clock_text(seconds: float) -> str:

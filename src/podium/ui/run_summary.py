@@ -19,7 +19,7 @@ def summary_table(title: str, summary: Mapping[str, Any]) -> Table:
         ["updates", f"{summary['updates']:,} of {summary['total_updates']:,}"],
         ["samples/s", number(summary["samples_per_second"])],
         ["processor use", f"{summary['cpu_percent']:.0f} %"],
-        ["weights", summary["weights_sha256"][:16]],
+        ["weights", (summary.get("weights_sha256") or "–")[:16]],
     ]
     spent = ", ".join(f"{name.replace('_', ' ')} {value:.1f} s" for name, value in seconds.items() if value >= 0.05)
     return Table(f"{title}: {summary['state']}", ["", ""], rows, spent)

@@ -7,12 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podium.errors import UserError, system_reason
+from podium.machine.bounded_files import read_limited
 from podium.machine.cache_folder import cache_folder
 
 Kind = Literal["cifar10", "cifar100"]
 
 SIZE = 32
 _PIXELS = 3 * SIZE * SIZE
+#: several times what any of the published files has
+_MAX_BYTES = 1 << 30
 #: rows that are looked at to tell a file from others of its name
 _LOOKED_AT = 1000
 #: what the published archives call their folder
@@ -72,7 +75,7 @@ def load_file(path: Path, kind: Kind, hint: str = "") -> tuple[NDArray[np.uint8]
     """Load (images (n, 32, 32, 3), labels) of one file; `hint` follows the message that it is missing."""
     _, _, num_labels, classes = _LAYOUT[kind]
     try:
-        data = np.fromfile(path, np.uint8)
+        data = np.frombuffer(read_limited(path, _MAX_BYTES), np.uint8)
     except FileNotFoundError:
         raise UserError(f"{path} is missing{hint}") from None
     except OSError as error:

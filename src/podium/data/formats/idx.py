@@ -7,6 +7,7 @@ Called by workloads whose data comes in this form.
 import gzip
 import io
 import math
+import os
 import struct
 import zlib
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from podium.errors import UserError
+from podium.errors import UserError, system_reason
+from podium.machine.bounded_files import open_regular
 
 _TYPES: dict[int, np.dtype] = {
     0x08: np.dtype("u1"),
@@ -46,8 +48,8 @@ def read_idx(
     read-only and in the file's byte order; a compressed one is always read whole.
     """
     try:
-        num_bytes = path.stat().st_size
-        with path.open("rb") as raw:
+        with open_regular(path) as raw:
+            num_bytes = os.fstat(raw.fileno()).st_size
             compressed = raw.read(2) == _GZIP_MAGIC
             raw.seek(0)
             if compressed:
@@ -61,7 +63,9 @@ def read_idx(
     except (gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path} is not a valid gzip file ({error}); fetch or copy it again") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{path} cannot be read: {system_reason(error)}") from None
+    except MemoryError:
+        raise UserError(f"{path} is larger than the memory that is left") from None
 
 
 def write_idx(path: Path, array: NDArray) -> None:
@@ -102,6 +106,8 @@ def _read(
     num_needed = math.prod(found_shape) * found_dtype.itemsize
     if offset + num_needed > max_bytes:
         raise UserError(f"{path} is truncated: its header promises {num_needed:,} bytes; fetch or copy it again")
+    if math.prod(size or 1 for size in found_shape) >= 2**60:  # an array without numbers may promise anything
+        raise UserError(f"{path} is damaged: its header promises an array of {_sizes(found_shape)}")
     if memory_map and num_needed:
         if offset + num_needed != max_bytes:
             raise _too_long(path, num_needed)

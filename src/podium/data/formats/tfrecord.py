@@ -22,7 +22,9 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 from numpy.typing import NDArray
 
+from podium.data.formats.npy import read_npy
 from podium.errors import UserError, system_reason, writing
+from podium.machine.bounded_files import open_regular
 from podium.machine.cache_folder import cache_folder
 
 _HEAD, _FOOT = struct.Struct("<QI"), struct.Struct("<I")
@@ -57,7 +59,8 @@ class OpenFiles:
 class _OpenFile:
     def __init__(self, path: Path) -> None:
         self._number = -1
-        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with open_regular(path) as file:
+            self._number = os.dup(file.fileno())
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         data = os.pread(self._number, num_bytes, offset)
@@ -125,8 +128,8 @@ def _index_path(path: Path, status: os.stat_result) -> Path:
 def _cached_index(cached: Path, num_bytes: int) -> NDArray[np.int64] | None:
     """Return the cached index if it is valid: its records must follow one another up to the end of the file."""
     try:
-        index = np.load(cached, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        index = read_npy(cached)
+    except (OSError, ValueError):
         return None
     if index.dtype != np.int64 or index.ndim != 2 or len(index) != 2:
         return None

@@ -56,6 +56,10 @@ def set_window_decoder(on: bool) -> bool:
     return _window_decoder is not None
 
 
+#: of the many that Pillow knows; for some of the others it starts programs, such as Ghostscript
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
+
+
 def image_size(data: bytes) -> tuple[int, int]:
     """Return (height, width), from the header alone."""
     frame = read_frame(data)
@@ -146,7 +150,7 @@ def _decode_any(data: bytes) -> NDArray[np.uint8]:
 
 def _opened(data: bytes) -> Image.Image:
     try:
-        return Image.open(io.BytesIO(data))
+        return Image.open(io.BytesIO(data), formats=_FORMATS)
     except Image.UnidentifiedImageError:
         raise ImageError("it is not a JPEG, a PNG or another known kind of image") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

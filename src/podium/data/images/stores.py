@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from podium.data.formats.tfrecord import OpenFiles, RecordFile, parse_example
 from podium.errors import UserError, system_reason, writing
+from podium.machine.bounded_files import read_limited
 from podium.machine.cache_folder import cache_folder
 
 Split = Literal["train", "valid", "test"]
@@ -35,6 +36,8 @@ _SPLIT_NAMES: Mapping[Split, tuple[str, ...]] = {
 #: folders of files: people also call those for validation `test`; shards of that name have no labels
 _FOLDER_NAMES: Mapping[Split, tuple[str, ...]] = {**_SPLIT_NAMES, "valid": (*_SPLIT_NAMES["valid"], "test")}
 _ADVICE = ": `workload.data.valid_path` may name another, or `workload.data.valid_samples` hold out training images"
+#: the most that is read as one image
+_IMAGE_BYTES = 256 << 20
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("ymin", "xmin", "ymax", "xmax"))
 #: shards kept open, and shards indexed at the same time (each waits for its disk)
@@ -208,7 +211,7 @@ class _Files:
     def fetch(self, sample: int) -> bytes:
         path = self._path(sample)
         try:
-            return path.read_bytes()
+            return read_limited(path, _IMAGE_BYTES)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {system_reason(error)}") from None
 

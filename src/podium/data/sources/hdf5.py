@@ -8,6 +8,7 @@ stored: float16 rows become float32 on delivery. Each array is read in one of th
     chunked    chunked or compressed in the file: read row by row in file order, through a cache of whole chunks
 """
 
+import math
 import os
 import weakref
 from collections.abc import Mapping
@@ -22,13 +23,18 @@ import torch
 from numpy.typing import NDArray
 
 from podium.data.source import Arrays, Field
-from podium.errors import UserError
+from podium.data.sources.hdf5_links import check_own_numbers, follow_links
+from podium.errors import UserError, system_reason
+from podium.machine.bounded_files import open_regular
 
 #: A torch operation on at most this many numbers stays in the thread that calls it.
 _SERIAL_NUMBERS = 32768
 _READ_BYTES = 64 * 2**20
 _CHUNK_CACHE_BYTES = 16 * 2**20
 _GB = 10**9
+
+#: what h5py raises about files that are not as the format describes
+DAMAGE = (OSError, RuntimeError, ValueError, TypeError, KeyError, OverflowError)
 
 _num_instances = 1
 
@@ -193,7 +199,7 @@ class _Chunked:
             for i, sample in enumerate(in_order.tolist()):
                 stored.select_hyperslab((sample, *zeros), counts)
                 self._id.read(memory, stored, rows[i : i + 1])
-        except OSError as error:
+        except DAMAGE as error:
             raise unreadable(self._path, error) from error
         _take(rows if self._columns is None else _picked(rows, self._columns), place, out)
 
@@ -221,16 +227,24 @@ def _streamed(path: Path, dataset: h5py.Dataset, columns: tuple[int, ...] | None
 def offset_in_file(dataset: h5py.Dataset) -> int | None:
     """Return where its numbers begin in the file; None unless they are stored as in memory, and can be mapped."""
     offset: int | None = dataset.id.get_offset()  # None unless contiguous and in this file
-    contiguous = dataset.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS and offset is not None
+    contiguous = dataset.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS
+    # h5py has one type for every form of numbers in a file that fits into it.
+    stored_alike = dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
     # Numpy copies a whole array before taking rows from it if its numbers are not aligned.
-    return offset if contiguous and offset is not None and offset % dataset.dtype.itemsize == 0 else None
+    aligned = offset is not None and offset % dataset.dtype.itemsize == 0
+    return offset if contiguous and stored_alike and aligned else None
 
 
 def reopened_with_cache(dataset: h5py.Dataset) -> h5py.h5d.DatasetID:
     """Reopen a dataset with a cache for a few chunks: without one, every row decompresses its chunk again."""
     if dataset.chunks is None:
         return dataset.id
-    chunk_bytes = int(np.prod(dataset.chunks)) * dataset.dtype.itemsize
+    chunk_bytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
+    if chunk_bytes > available_bytes() // 4:
+        raise UserError(
+            f"{dataset.file.filename}: {dataset.name} is stored in chunks of {chunk_bytes / _GB:.1f} GB, too large for "
+            "this machine: write it with smaller ones"
+        )
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_chunk_cache(1009, max(_CHUNK_CACHE_BYTES, 4 * chunk_bytes), 1.0)
     return h5py.h5d.open(dataset.file.id, dataset.name.encode(), access)
@@ -248,7 +262,7 @@ def _load(path: Path, dataset: h5py.Dataset, num_samples: int, columns: tuple[in
                 dataset.read_direct(array, np.s_[start:stop], np.s_[start:stop])
             else:
                 array[start:stop] = _picked(dataset[start:stop], columns)
-    except OSError as error:
+    except DAMAGE as error:
         raise unreadable(path, error) from error
     return array
 
@@ -259,40 +273,53 @@ def _load(path: Path, dataset: h5py.Dataset, num_samples: int, columns: tuple[in
 def open_hdf5(path: Path) -> h5py.File:
     """Open a file for reading; a UserError says why that fails."""
     try:
-        with path.open("rb"):
-            pass
+        open_regular(path).close()
     except FileNotFoundError as error:
         raise UserError(f"There is no file {path}") from error
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise UserError(f"{path} cannot be read: {system_reason(error)}") from error
     if not h5py.is_hdf5(path):
         raise UserError(f"{path} is not an HDF5 file")
     try:
         return h5py.File(path, "r", locking="best-effort")
-    except OSError as error:
+    except DAMAGE as error:
         if "truncated" in str(error):
             raise _truncated(path) from error
-        raise UserError(f"{path} cannot be opened as an HDF5 file: {error}") from error
+        raise UserError(f"{path} cannot be opened as an HDF5 file: {' '.join(str(error).split())[:300]}") from error
 
 
 def find_dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
-    """Return a dataset of a file; a UserError says which ones there are."""
+    """Return a dataset of a file; a UserError says which ones there are, or that its numbers are in another file.
+
+    A dataset in another file would be read differently by each of the three ways, and may be any file of the user's.
+    """
     try:
-        dataset = file.get(name)
-    except (OSError, RuntimeError) as error:
+        dataset = follow_links(path, file, name)
+        if dataset is not None:
+            check_own_numbers(path, file, dataset)
+        else:
+            present = ", ".join(sorted(file)[:20]) or "nothing"
+    except DAMAGE as error:
         raise unreadable(path, error) from error
-    if not isinstance(dataset, h5py.Dataset):
-        present = ", ".join(sorted(file)) or "nothing"
+    if dataset is None:
         raise UserError(f"{path} has no dataset {name!r}; it holds {present}")
     return dataset
 
 
 def check_stored(path: Path, dataset: h5py.Dataset, name: str) -> None:
     """Check that its numbers are of a type that sources deliver, and that none are missing."""
-    if dataset.dtype not in (np.float16, np.float32):
-        raise UserError(f"{path}: {name} holds numbers of type {dataset.dtype}, expected float16 or float32")
-    offset = dataset.id.get_offset()
-    if offset is not None and offset + dataset.id.get_storage_size() > path.stat().st_size:
+    try:
+        dtype, shape, offset = dataset.dtype, dataset.shape, dataset.id.get_offset()
+        num_bytes = dataset.id.get_storage_size()
+    except DAMAGE as error:
+        raise unreadable(path, error) from error
+    if not shape:  # None: HDF5's own kind of nothing, (): a single number
+        raise UserError(f"{path}: {name} holds {'nothing' if shape is None else 'a single number'}, expected samples")
+    if dtype not in (np.float16, np.float32):
+        raise UserError(f"{path}: {name} holds numbers of type {dtype}, expected float16 or float32")
+    if math.prod(shape) * dtype.itemsize >= 2**62:
+        raise UserError(f"{path}: {name} has shape {shape}, which no file can hold")
+    if offset is not None and offset + max(num_bytes, math.prod(shape) * dtype.itemsize) > path.stat().st_size:
         raise _truncated(path)
 
 
@@ -333,4 +360,4 @@ def _truncated(path: Path) -> UserError:
 
 def unreadable(path: Path, error: Exception) -> UserError:
     """Return the error to raise where the HDF5 library cannot read."""
-    return UserError(f"{path} is damaged or cannot be read: {error}")
+    return UserError(f"{path} is damaged or cannot be read: {' '.join(str(error).split())[:300]}")

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from podium.errors import UserError
+from podium.errors import UserError, system_reason
+from podium.machine.bounded_files import read_limited
 
 SplitName = Literal["train", "valid", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
@@ -24,6 +25,8 @@ SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
 _SKIPPED = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "__pycache__"}
 #: Share of the documents for validation, and for test; the rest is for training.
 SHARE = 0.05
+#: far more than any text that fits into memory in one piece
+_TEXT_BYTES = 1 << 36
 _PROSE = {".txt", ".md", ".rst"}
 _LINE_END = re.compile(r"\n(?:[^\S\n]*\n)*")
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+|\n[^\S\n]*\n\s*")
@@ -56,11 +59,11 @@ class Document:
 def read_text(path: Path) -> str | None:
     """Return the text of a file, to the character; None if it is not text (UTF-8 without zeros)."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_limited(path, _TEXT_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         return None
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise UserError(f"{path} cannot be read: {system_reason(error)}") from error
     return None if "\0" in text else text
 
 

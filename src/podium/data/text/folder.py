@@ -10,17 +10,18 @@ Sentences of `bpe` and `char` hold their white space, and documents end with `<|
 give the text back. Sentences of `wordpiece` hold no special tokens.
 """
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from podium.data.formats.npy import read_npy
 from podium.data.text.documents import SPLITS, SplitName
 from podium.errors import UserError, system_reason
+from podium.machine.bounded_files import FACTS_BYTES, parse_mapping, read_limited
 from podium.ui.table import Table
 
 if TYPE_CHECKING:  # loads a library of machine code
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # loads a library of machine code
 FORMAT = 1
 Kind = Literal["wordpiece", "bpe", "char"]
 DESCRIPTION = "text.json"
+_TOKENIZER_BYTES = 256 << 20
 TOKENIZER_FILE = "tokenizer.json"
 
 
@@ -78,10 +80,12 @@ class TextFolder:
     def _offsets(self, split: SplitName, what: str, last: int) -> NDArray[np.int64]:
         path = self.path / f"{split}.{what}.npy"
         try:
-            offsets = np.load(path, allow_pickle=False)
+            offsets = read_npy(path)
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read: {error}") from error
-        if offsets.shape != (self.splits[split][what] + 1,) or offsets.dtype != np.int64 or offsets[-1] != last:
+            reason = system_reason(error) if isinstance(error, OSError) else error
+            raise UserError(f"{path} cannot be read: {reason}") from error
+        fits = offsets.shape == (self.splits[split][what] + 1,) and offsets.dtype == np.int64
+        if not fits or offsets[0] != 0 or offsets[-1] != last or (np.diff(offsets) < 0).any():
             raise UserError(f"{path} is damaged: it does not match {DESCRIPTION}")
         return cast(NDArray[np.int64], offsets)
 
@@ -95,10 +99,14 @@ def open_text(path: Path) -> TextFolder:
     """Open a folder that `podium data make text` wrote."""
     file = path / DESCRIPTION
     try:
-        tree = json.loads(file.read_bytes())
+        tree = parse_mapping(read_limited(file, FACTS_BYTES))
         if tree["format"] != FORMAT:
-            raise UserError(f"{file} has format {tree['format']}, but this version reads {FORMAT}")
+            raise UserError(f"{file} has format {str(tree['format'])[:20]}, but this version reads {FORMAT}")
         if tree["dtype"] not in ("uint16", "uint32") or tree["splits"].keys() != set(SPLITS):
+            raise ValueError
+        counts = [split[what] for split in tree["splits"].values() for what in ("tokens", "sentences", "documents")]
+        numbers = [*counts, tree["vocabulary"], *tree["special"].values()]
+        if tree["tokenizer"] not in get_args(Kind) or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
             raise ValueError
         return TextFolder(
             path,
@@ -109,8 +117,10 @@ def open_text(path: Path) -> TextFolder:
             {name: {key: int(value) for key, value in counts.items()} for name, counts in tree["splits"].items()},
             tree["source"] if isinstance(tree["source"], str) else ", ".join(tree["source"]),
         )
-    except OSError:
+    except FileNotFoundError:
         raise UserError(f"{path} is not a folder of text: `podium data make text` writes one") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {system_reason(error)}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{file} is damaged: make the text again with `podium data make text`") from None
 
@@ -120,11 +130,13 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_buffer(path.read_bytes())
+        tokenizer = Tokenizer.from_buffer(read_limited(path, _TOKENIZER_BYTES))
+        tokenizer.encode("Some 1 text, é")  # parts that do not go together are found out on first use only
+        return tokenizer
     except OSError as error:
         raise UserError(f"{path} cannot be read: {system_reason(error)}") from error
     except Exception as error:  # the library raises no other type
-        raise UserError(f"{path} holds no tokenizer: {error}") from None
+        raise UserError(f"{path} holds no tokenizer: {' '.join(str(error).split())[:300]}") from None
 
 
 def text_table(text: TextFolder) -> Table:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from podium.data.gather_pool import GatherPool
 from podium.data.source import Arrays, Field
 from podium.data.sources.hdf5 import (
+    DAMAGE,
     available_bytes,
     check_stored,
     find_dataset,
@@ -184,7 +185,7 @@ class _Resident:
                 for first in range(0, dataset.shape[1], block):
                     part = np.s_[channel, first : first + block]
                     dataset.read_direct(self._array, part, part)
-        except OSError as error:
+        except DAMAGE as error:
             raise unreadable(path, error) from error
         finally:
             dataset.file.close()
@@ -265,7 +266,7 @@ class _Chunked:
                 stored.select_hyperslab((0, *begins), (self._num_channels, *counts))
                 memory.select_hyperslab((0, *places), (self._num_channels, *counts))
                 self._id.read(memory, stored, array)
-        except OSError as error:
+        except DAMAGE as error:
             raise unreadable(self._path, error) from error
         return array, (0, 0, 0)
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from podium.contract import Split
 from podium.data.source import Field, Source, empty_buffers
@@ -24,6 +22,7 @@ from podium.data.sources.hdf5 import Hdf5Array, Hdf5Source, budget_bytes, find_d
 from podium.errors import UserError
 from podium.machine.atomic_files import create_once
 from podium.machine.cache_folder import cache_folder
+from podium.recipe.reading import read_yaml
 from podium.ui.console import say
 from podium.ui.progress_bar import progress_bar
 from podium.workloads.neuron.section import SIMULATED_PROBE, NeuronData
@@ -240,19 +239,10 @@ def _cell_file(folder: Path, template: str, cell: str | None) -> Path:
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UserError(f"there is no file {path}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a YAML file") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    try:
-        tree = YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    info = tree.get("dataInfo") if isinstance(tree, dict) else None
+    if not path.exists():
+        raise UserError(f"there is no file {path}")
+    tree = read_yaml(path)
+    info = tree.get("dataInfo")
     if not isinstance(info, dict):
         raise UserError(f"{path} has no section dataInfo")
     return info
