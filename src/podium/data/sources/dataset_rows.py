@@ -20,6 +20,8 @@ from podium.errors import UserError
 from podium.machine import counter_rng
 from podium.ui.user_frames import describe, user_frames
 
+_NUMBERS = "biufc"  # kinds of numpy types: booleans, integers, real and complex numbers
+_FIRST_SEED = 0  # of the sample from which fields are learnt
 #: of a field that is padded: where its mask is found
 MASK = "_mask"
 Path = tuple[Any, ...]
@@ -56,7 +58,7 @@ class SampleRows:
         self._pad = dict(pad or {})
         self._names = None if names is None else tuple(names)
         with own_generators():
-            first = self._sample(0, None)
+            first = self._sample(0, _FIRST_SEED)
         self._containers: list[tuple[Path, int]] = []
         self._paths = dict(self._find(first, (), ()))
         if unknown := self._pad.keys() - self._paths.keys():
@@ -78,8 +80,21 @@ class SampleRows:
 
         Changes the state of the generators of torch, numpy and random: see `own_generators`.
         """
-        for row, number in enumerate(samples.tolist()):
-            self._write(self._sample(number, epoch), number, out, row)
+        stream = counter_rng.key("dataset", self._seed, "fixed" if epoch is None else epoch)
+        seeds = counter_rng.words(stream, samples, 1)[:, 0]
+        for row, (number, seed) in enumerate(zip(samples.tolist(), seeds.tolist(), strict=True)):
+            self._write(self._sample(number, seed), number, out, row)
+
+    def _sample(self, number: int, seed: int) -> Any:
+        """Return a sample as the user's code makes it, with all random numbers drawn from `seed`."""
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        torch.default_generator.manual_seed(seed)
+        try:
+            sample = self._dataset[number]
+            return sample if self._collate is None else _first_row(self._collate([sample]))
+        except (Exception, SystemExit) as error:
+            raise UserError(f"sample {number} of {self.name} raised {describe(error)}{user_frames(error)}") from None
 
     def _write(self, sample: Any, number: int, out: Arrays, row: int) -> None:
         self._check_parts(sample, number)
@@ -87,21 +102,11 @@ class SampleRows:
             array = self._array(_at(sample, path), field, number)
             if field in self._pad:
                 self._write_padded(array, field, number, out, row)
-            else:
+                continue
+            rows = out[field]
+            if array.shape != rows.shape[1:] or array.dtype != rows.dtype:
                 self._check(array, self.fields[field], field, number)
-                out[field][row] = array
-
-    def _sample(self, number: int, epoch: int | None) -> Any:
-        """Return a sample as the user's code makes it, with all random numbers drawn from (seed, epoch, number)."""
-        stream = counter_rng.key("dataset", self._seed, "fixed" if epoch is None else epoch, number)
-        random.seed(stream)
-        np.random.seed(stream & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(stream)
-        try:
-            sample = self._dataset[number]
-            return sample if self._collate is None else _first_row(self._collate([sample]))
-        except (Exception, SystemExit) as error:
-            raise UserError(f"sample {number} of {self.name} raised {describe(error)}{user_frames(error)}") from None
+            rows[row] = array
 
     def _find(self, value: Any, path: Path, shown: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
         """Yield (name, path) of every field of a sample, or of a part of it: `shown` is the name of the part."""
@@ -133,7 +138,7 @@ class SampleRows:
         for path, count in self._containers:
             try:
                 value = _at(sample, path)
-                found = len(fields(value)) if is_dataclass(value) else len(value)
+                found = len(value) if hasattr(value, "__len__") else len(fields(value))
             except (KeyError, IndexError, TypeError, AttributeError):
                 found = -1
             if found != count:
@@ -145,9 +150,11 @@ class SampleRows:
 
     def _array(self, value: Any, field: str, number: int) -> NDArray:
         if isinstance(value, Tensor):
-            value = value.detach()
             # numpy has no bfloat16; every value of it is one of float32
-            return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
+            array: NDArray = (value.float() if value.dtype == torch.bfloat16 else value).numpy(force=True)
+            return array
+        if isinstance(value, np.ndarray) and value.dtype.kind in _NUMBERS:
+            return value
         if isinstance(value, bool | int | np.generic | np.ndarray):
             array = np.asarray(value)
         elif isinstance(value, float | list):
@@ -156,7 +163,7 @@ class SampleRows:
                 array = array.astype(np.float32)  # what Python calls a float has torch's precision, not its own
         else:
             array = np.asarray(None)
-        if array.dtype.kind not in "biufc":
+        if array.dtype.kind not in _NUMBERS:
             kind = f"an array of {array.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
             raise UserError(
                 f"{field} of sample {number} of {self.name} is {kind}: expected tensors, arrays or numbers; leave it "
@@ -205,7 +212,7 @@ class SampleRows:
         once, again = empty_buffers(self.fields, 1), empty_buffers(self.fields, 1)
         self._write(first, 0, once, 0)
         with own_generators():
-            self.fill(np.zeros(1, np.int64), None, again)
+            self._write(self._sample(0, _FIRST_SEED), 0, again, 0)
         for field in self.fields:
             if once[field].tobytes() != again[field].tobytes():
                 raise UserError(
@@ -236,7 +243,7 @@ def own_generators() -> Iterator[None]:
 
 def _at(value: Any, path: Path) -> Any:
     for key in path:
-        value = getattr(value, key) if is_dataclass(value) else value[key]
+        value = value[key] if hasattr(value, "__getitem__") else getattr(value, key)
     return value
 
 
