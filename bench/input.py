@@ -2,6 +2,7 @@
 
     python -m bench.input                a few minutes; prints tables and writes bench/results/input.md
     python -m bench.input --only volumes      measures only crops of volumes and keeps the other tables
+    python -m bench.input --only datasets     measures only Datasets of Python and numpy and keeps the other tables
 
 The photographs are synthetic: noise with the spectrum of natural images, about 500 × 375 pixels, as JPEGs of quality
 90, as files and as TFRecord shards; one set with the mean size in bytes of ImageNet's images, one with the usual size
@@ -17,6 +18,7 @@ import io
 import math
 import os
 import random
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +31,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from bench.datasets import datasets_tables
 from bench.rounds import compared, loader_round, started
 from bench.small_images import BATCH as SMALL_BATCH
 from bench.small_images import PillowImages as SmallImages
@@ -52,7 +55,7 @@ SHAPES = [(375, 500), (375, 500), (500, 375), (333, 500), (400, 500), (500, 333)
 STEEPNESSES = (1.0, 1.35)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-_VOLUMES, _NOTES = "## Volumes", "## What was tried"
+_VOLUMES, _DATASETS, _NOTES = "## Volumes", "## Datasets", "## What was tried"
 NOTES = f"""{_NOTES}
 
 Milliseconds of one core per photograph of 117 kB, least of six rounds of 400 photographs, alone on the machine: 0.95 \
@@ -214,11 +217,21 @@ def volumes_section(rounds: int, threads: int) -> str:
     return "\n".join([_VOLUMES, "", made, "", *tables])
 
 
+def datasets_section(rounds: int, processes: int) -> str:
+    """Measure Datasets of Python and numpy, for a section with its own line on when and where it was measured."""
+    opening = when_and_where(os.getloadavg()[0])
+    tables = datasets_tables(rounds, processes)
+    made = f"{opening}; medians of {rounds} rounds in turns. Made by `python -m bench.input --only datasets`."
+    return "\n".join([_DATASETS, "", made, "", *tables])
+
+
 def merged(text: str, section: str) -> str:
-    """Return `text` with the section about volumes, which precedes the notes, replaced by this one."""
-    before, _, _ = text.partition(_VOLUMES if _VOLUMES in text else _NOTES)
-    _, _, notes = text.partition(_NOTES)
-    return f"{before.rstrip()}\n\n{section.rstrip()}\n\n{_NOTES}{notes}"
+    """Return `text` with a section replaced by this one, or with it before the notes if it had none."""
+    title = section.partition("\n")[0]
+    parts = [part for part in re.split(r"(?m)^(?=## )", text) if not part.startswith(title)]
+    (notes,) = [number for number, part in enumerate(parts) if part.startswith(_NOTES)]
+    parts.insert(notes, f"{section.rstrip()}\n\n")
+    return "".join(f"{part.rstrip()}\n\n" for part in parts).rstrip() + "\n"
 
 
 def images_text(rounds: int, num_images: int, threads: int) -> str:
@@ -246,15 +259,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=len(own_cores()))
-    parser.add_argument("--only", choices=["volumes"])
+    parser.add_argument("--only", choices=["volumes", "datasets"])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    section = volumes_section(options.rounds, options.threads)
+    measured = {"volumes": volumes_section, "datasets": datasets_section}
     if options.only:
         text = RESULTS.read_text(encoding="utf-8")
     else:
         text = images_text(options.rounds, options.images, options.threads)
-    text = merged(text, section)
+    for name in [options.only] if options.only else measured:
+        text = merged(text, measured[name](options.rounds, options.threads))
     print(text)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(text, encoding="utf-8")

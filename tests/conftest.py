@@ -16,8 +16,9 @@ pytest_plugins = ["tests.support.hosts", "tests.support.outcomes"]
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """Tests never read or fill the user's cache, nor make a key in the user's home."""
+    """Tests never read or fill the user's cache and state, nor make a key in the user's home."""
     os.environ["PODIUM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["PODIUM_STATE"] = str(tmp_path_factory.mktemp("state"))
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
     yield
     WARM.close()

@@ -55,6 +55,34 @@ SecretFile = Annotated[
     Path | None,
     typer.Option(help="File with the secret by which hosts know each other; only you may read it.", show_default=False),
 ]
+
+
+def _trust(given: bool) -> bool:
+    if given:
+        from podium.runs.own_code import CHOICE
+
+        CHOICE.trust = True
+    return given
+
+
+def _code(given: str | None) -> str | None:
+    if given is not None:
+        from podium.errors import UserError
+        from podium.runs.own_code import CHOICE
+
+        if given not in ("copy", "now"):
+            raise UserError(f"--code {given}: expected copy or now")
+        CHOICE.which = "copy" if given == "copy" else "now"
+    return given
+
+
+Trust = Annotated[
+    bool, typer.Option("--trust", callback=_trust, help="Let a run that was not made here run its workload's code.")
+]
+Code = Annotated[
+    str | None,
+    typer.Option("--code", callback=_code, help="If your workload has changed: the run's `copy`, or as it is `now`."),
+]
 WhichCheckpoint = Annotated[str, typer.Option(help="`last`, `best`, `average` or the number of an update.")]
 
 
@@ -71,11 +99,15 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
-    except (MemoryError, ImportError, OSError, RuntimeError) as error:
-        if (shortage := memory_shortage(error)) is None:
+    except Exception as error:
+        from podium.workloads.registry import explain_own
+
+        shown = memory_shortage(error) or explain_own(error)
+        if shown is None:
             raise
-        print(f"podium: {shortage}", file=sys.stderr)
-        sys.exit(2)
+        leave_closed_terminal()
+        print(f"podium: {shown}", file=sys.stderr)
+        sys.exit(shown.exit_code if isinstance(shown, PodiumError) else 2)
     sys.exit(0)
 
 
@@ -127,6 +159,8 @@ def resume(
         int | None, typer.Option(help="Go back to the checkpoint of this update; later ones are removed.")
     ] = None,
     secret_file: SecretFile = None,
+    trust: Trust = False,
+    code: Code = None,
 ) -> None:
     """Continue a run from its newest good checkpoint, on any number of instances and stages."""
     with StopRequest(os.getpid()) as stop:
@@ -146,6 +180,8 @@ def extend(
         Path | None, typer.Option(help="Folder of the new run.", show_default="the next free one beside RUN")
     ] = None,
     instances: NumInstances = None,
+    trust: Trust = False,
+    code: Code = None,
 ) -> None:
     """Train longer: continue a run that has ended, as a new run with its history."""
     with StopRequest(os.getpid()) as stop:
@@ -223,6 +259,8 @@ def validate(
     checkpoint: Annotated[
         str, typer.Option(help="`last`, `best`, `average`, the number of an update, or `all`.")
     ] = "last",
+    trust: Trust = False,
+    code: Code = None,
 ) -> None:
     """Compute loss and metrics of one checkpoint, or of all."""
     from podium.commands import runs
@@ -243,6 +281,8 @@ def predict(
         Path | None, typer.Option(help="New samples: .npz, .npy, .h5, .csv, or a folder of the workload's data.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="New .npz file for the model's outputs.")] = None,
+    trust: Trust = False,
+    code: Code = None,
 ) -> None:
     """Write the pictures and tables of a checkpoint into the run's report, or predict from new samples."""
     from podium.commands import runs
@@ -269,6 +309,8 @@ def export(
         Path | None, typer.Option(help="File (huggingface: folder) to write.", show_default="in the run folder")
     ] = None,
     checkpoint: WhichCheckpoint = "last",
+    trust: Trust = False,
+    code: Code = None,
 ) -> None:
     """Write the model for other programs, and check that it gives the same outputs there."""
     from podium.commands import runs
@@ -283,6 +325,8 @@ def average(
     last: Annotated[int, typer.Option(min=1, help="How many of the newest checkpoints to average.")] = 5,
     method: Annotated[str, typer.Option(help="mean or exponential.")] = "mean",
     decay: Annotated[float, typer.Option(help="exponential: weight of the older ones at each step.")] = 0.97,
+    trust: Trust = False,
+    code: Code = None,
 ) -> None:
     """Average the weights of the newest checkpoints, and validate the result."""
     from podium.commands import runs
@@ -307,6 +351,25 @@ def recipes(
     from podium.commands.recipes import list_recipes
 
     list_recipes(words or [])
+
+
+@app.command()
+def workloads() -> None:
+    """List what can be trained, and where it comes from."""
+    from podium.commands.workloads import list_workloads
+
+    list_workloads()
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Folder to write, and name of its files.")],
+    like: Annotated[str, typer.Option(help="regression, classification, language or images.")] = "regression",
+) -> None:
+    """Write a workload of your own to begin with: model, data, recipe, test."""
+    from podium.commands.new import new
+
+    new(name, like)
 
 
 @app.command()

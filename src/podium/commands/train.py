@@ -11,17 +11,18 @@ from typing import NoReturn
 import torch
 
 from podium import __version__
-from podium import train as training
 from podium.checkpoints.reading import go_back
 from podium.commands.runs import print_summary
 from podium.data.sources.hdf5 import divide_memory
 from podium.distributed.instances import Instances
+from podium.distributed.lost import InstanceLost
 from podium.errors import Interrupted, UserError
 from podium.launch.environment import Place, find_place
 from podium.launch.plan import plan_launch, ssh_commands
 from podium.launch.secret import take_secret
 from podium.recipe.loading import Recipe, load_recipe, recipe_with
 from podium.recipe.overrides import parse_override
+from podium.runs import own_code
 from podium.runs.folder import Run, check_free, next_free_folder, open_run
 from podium.topology import (
     Topology,
@@ -31,9 +32,12 @@ from podium.topology import (
     resolve_threads,
     usable_cores,
 )
+from podium.train import resume as resume_training
+from podium.train import train as train_recipe
 from podium.training.stop_request import StopRequest, resume_continues
 from podium.tune.tuner import tuned
 from podium.ui.console import say, show_table, warn
+from podium.workloads.registry import explain_own
 
 #: the training itself, as one instance of several
 Body = Callable[[Topology, Instances], Run]
@@ -60,7 +64,7 @@ def train(
             if restarted and out is None:
                 raise UserError("the launcher has restarted the instances: give --out, so that they find their run")
             recipe = load_recipe(name, overrides)
-            return recipe, lambda topo, them: training.train(recipe, folder, topo, them, stop, again=restarted)
+            return recipe, lambda topo, them: train_recipe(recipe, folder, topo, them, stop, again=restarted)
 
         _as_instance(place, stop, load, secret)
     recipe = load_recipe(name, overrides)
@@ -71,7 +75,7 @@ def train(
         recipe = load_recipe(name, overrides)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
-        print_summary(training.train(recipe, folder, topology, stop=stop))
+        print_summary(train_recipe(recipe, folder, topology, stop=stop))
         return
     with _launching(Run(folder), stop):
         _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join, secret)
@@ -102,21 +106,23 @@ def resume(
             run, recipe = _run_to_continue(path, overrides)
             if place.index == 0 and not restarted:
                 _go_back(run, update)
-            return recipe, lambda topo, them: training.resume(run, recipe, topo, them, stop, again=restarted)
+            return recipe, lambda topo, them: resume_training(run, recipe, topo, them, stop, again=restarted)
 
         _as_instance(place, stop, load, secret)
     run, recipe = _run_to_continue(path, overrides)
     _go_back(run, update)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
-        print_summary(training.resume(run, recipe, topology, stop=stop))
+        print_summary(resume_training(run, recipe, topology, stop=stop))
         return
     with _launching(run, stop):
-        _launch(recipe, topology, ["resume", str(path), *overrides], path, hosts, join, secret)
+        words = ["resume", str(path), *overrides, *own_code.CHOICE.flags()]
+        _launch(recipe, topology, words, path, hosts, join, secret)
 
 
 def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
     run = open_run(path)
+    own_code.check_unchanged(run.path, str(run.tree().get("workload", {}).get("name")), run.environment())
     recipe = run.recipe()
     changed = dict(parse_override(text, type(recipe)) for text in overrides)
     for key in changed:
@@ -202,6 +208,20 @@ def _launching(run: Run, stop: StopRequest) -> Iterator[None]:
             raise
 
 
+@contextmanager
+def _own_errors_told() -> Iterator[None]:
+    """Raise what a user's code raised as an error that is told in their words, and after which nothing is restarted."""
+    try:
+        yield
+    except InstanceLost:
+        raise
+    except Exception as error:
+        shown = explain_own(error)
+        if shown is None:
+            raise
+        raise shown from error
+
+
 def _as_instance(
     place: Place, stop: StopRequest, load: Callable[[], tuple[Recipe, Body]], secret: bytes | None
 ) -> NoReturn:
@@ -216,7 +236,8 @@ def _as_instance(
     divide_memory(place.local_count)
 
     def load_task() -> InstanceTask:
-        recipe, body = load()
+        with _own_errors_told():
+            recipe, body = load()
         facts = {
             "podium": __version__,
             "torch": torch.__version__,
@@ -225,7 +246,8 @@ def _as_instance(
         }
 
         def run(topology: Topology, instances: Instances) -> None:
-            done = body(topology, instances)
+            with _own_errors_told():
+                done = body(topology, instances)
             if instances.index == 0 and place.launch_folder is None:
                 print_summary(done)
 

@@ -19,7 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from podium.data.source import BackgroundSource, SampleRequest, Source, empty_buffers, start_gather
+from podium.data.source import (
+    Arrays,
+    BackgroundSource,
+    SampleRequest,
+    Source,
+    empty_buffers,
+    gathers_in_caller,
+    start_gather,
+)
 from podium.machine.threads import stay_single
 
 
@@ -49,6 +57,9 @@ class Feed:
         self._device = device or torch.device("cpu")
         self._waited = waited or (lambda _seconds: None)
         self._stop = threading.Event()
+        self._in_caller = gathers_in_caller(source)
+        if self._in_caller:
+            prefetch = -1
         # One buffer is in use by the caller, one is being filled (or two), the rest wait in the queue.
         self._num_filling = 2 if isinstance(source, BackgroundSource) else 1
         self._free: queue.SimpleQueue[dict[str, NDArray]] = queue.SimpleQueue()
@@ -58,7 +69,8 @@ class Feed:
         self._thread = threading.Thread(target=self._fill, name="podium-feed", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        if not self._in_caller:
+            self._thread.start()
         return self
 
     def __exit__(
@@ -66,9 +78,13 @@ class Feed:
     ) -> None:
         self._stop.set()
         self._free.put({})  # wakes a thread that waits for a buffer
-        self._thread.join()
+        if not self._in_caller:
+            self._thread.join()
 
     def __iter__(self) -> Iterator[Block]:
+        if self._in_caller:
+            yield from self._gathered_here()
+            return
         while True:
             began = time.perf_counter()
             item = self._ready.get()
@@ -78,11 +94,24 @@ class Feed:
             if isinstance(item, BaseException):
                 raise item
             samples, buffers = item
-            rows = {name: torch.from_numpy(buffer[: len(samples)]) for name, buffer in buffers.items()}
-            if self._device.type != "cpu":
-                rows = {name: tensor.to(self._device) for name, tensor in rows.items()}
-            yield Block(samples, rows)
+            yield self._block(samples, buffers)
             self._free.put(buffers)
+
+    def _gathered_here(self) -> Iterator[Block]:
+        """Yield the blocks of a source that gathers in the thread that uses them."""
+        buffers = self._free.get()
+        for request in self._blocks:
+            began = time.perf_counter()
+            rows = {name: buffer[: len(request.samples)] for name, buffer in buffers.items()}
+            start_gather(self._source, request, rows)()
+            self._waited(time.perf_counter() - began)
+            yield self._block(request.samples, buffers)
+
+    def _block(self, samples: NDArray[np.int64], buffers: Arrays) -> Block:
+        rows = {name: torch.from_numpy(buffer[: len(samples)]) for name, buffer in buffers.items()}
+        if self._device.type != "cpu":
+            rows = {name: tensor.to(self._device) for name, tensor in rows.items()}
+        return Block(samples, rows)
 
     def _fill(self) -> None:
         stay_single()

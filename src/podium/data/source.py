@@ -71,6 +71,21 @@ class EpochSource(Protocol):
         ...
 
 
+@runtime_checkable
+class LengthSource(Protocol):
+    """A source that knows how long each sample is, for an order in which samples of like length come together."""
+
+    def lengths(self, epoch: int | None = None) -> NDArray[np.int64]:
+        """Return the length of every sample, in an epoch of a training if they differ from epoch to epoch."""
+        ...
+
+
+def gathers_in_caller(source: Source) -> bool:
+    """Return whether a source has to gather in the thread that uses the samples, and nobody else's work beside it: it
+    runs code of the user's that draws from the process's own random numbers, as models do in training."""
+    return bool(getattr(source, "in_caller", False))
+
+
 def start_gather(source: Source, request: SampleRequest, out: Arrays) -> Callable[[], None]:
     """Start to gather and return what waits for the end; sources without a background do all the work right here."""
     samples, places, epoch = request

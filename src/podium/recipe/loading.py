@@ -36,7 +36,15 @@ from podium.recipe.sections.valid import ValidSection
 from podium.recipe.sections.workload import WorkloadSection
 from podium.recipe.shipped import SHIPPED, shipped_recipes
 from podium.recipe.starting_weights import drop_inherited_sizes, take_sizes_of_folder
-from podium.workloads.registry import WORKLOADS, workload_sections
+from podium.workloads.registry import (
+    FITTED,
+    WorkloadSections,
+    identity,
+    is_known,
+    known_names,
+    resolved_name,
+    workload_sections,
+)
 
 #: the most files that a recipe is put together from, itself and its bases
 _MAX_FILES = 64
@@ -67,8 +75,12 @@ class Recipe(Section):
         return tree
 
     def sha256(self) -> str:
-        """Return a hash that identifies the training: any change of a resolved value changes it."""
-        return hashlib.sha256(json.dumps(self.tree(), sort_keys=True).encode()).hexdigest()
+        """Return a hash that identifies the training: it changes with any resolved value, and with a user's code."""
+        tree = self.tree()
+        tree["workload"]["name"] = identity(self.workload.name)
+        if self.workload.name == FITTED:
+            tree["workload"]["model"].pop("objects")  # where the run lies
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 class Layer(NamedTuple):
@@ -190,6 +202,7 @@ def _read(name: str, chain: tuple[Path, ...], known: dict[Path, dict[Path, Layer
     shown = path.relative_to(SHIPPED.parent) if path.is_relative_to(SHIPPED) else path
     tree: Tree = {}
     _merge(tree, own)
+    _resolve_code(tree, path.parent)
     layers[place] = Layer(str(shown), tree)
     known[place] = layers
     return layers
@@ -200,7 +213,15 @@ def _command_line(overrides: Iterable[str], schema: type[Section] | None = None)
     written: Tree = {}
     for text in overrides:
         _merge(written, _nested(*parse_override(text, schema)))
+    _resolve_code(written, Path())
     return Layer(COMMAND_LINE, written)
+
+
+def _resolve_code(tree: Tree, folder: Path) -> None:
+    """Make the path of a user's workload independent of `folder`, which its relative form starts from."""
+    workload = tree.get("workload")
+    if isinstance(workload, dict) and isinstance(workload.get("name"), str):
+        workload["name"] = resolved_name(workload["name"], folder)
 
 
 def _nested(dotted: str, value: Any) -> Tree:
@@ -255,19 +276,23 @@ def _workload_schema(tree: Tree, origins: Mapping[str, str], where: str) -> type
     """Return the schema of the recipe's workload."""
     workload = tree.get("workload")
     name = workload.get("name") if isinstance(workload, dict) else None
-    if isinstance(name, str) and name in WORKLOADS:
+    if isinstance(name, str) and is_known(name):
         return schema_of(name)
     shown = f"workload.name = {json.dumps(name, default=str)}" if name is not None else "workload.name is missing"
+    names = known_names()
     raise UserError(
-        f"{origins.get('workload.name', where)}: {shown}: expected one of {', '.join(WORKLOADS)}"
-        + did_you_mean(name, WORKLOADS)
+        f"{origins.get('workload.name', where)}: {shown}: expected one of {', '.join(names)}, or a file of your own "
+        f"such as mine.py" + did_you_mean(name, names)
     )
 
 
-@cache
 def schema_of(workload: str) -> type[Recipe]:
-    """Return the schema of recipes for a workload of the table."""
-    sections = workload_sections(workload)
+    """Return the schema of recipes for a workload, shipped or a user's."""
+    return _schema_with(workload_sections(workload))
+
+
+@cache
+def _schema_with(sections: WorkloadSections) -> type[Recipe]:
     section = create_model(
         "WorkloadSection",
         __base__=WorkloadSection,

@@ -22,8 +22,10 @@ from podium.errors import UserError, system_reason, writing
 from podium.launch.environment import user_command
 from podium.machine.bounded_files import append_regular, open_regular, write_new
 from podium.recipe.loading import Recipe, read_yaml, recipe_from_tree, to_yaml
+from podium.runs import own_code
 from podium.runs.facts import iterate_records, read_environment, read_records, read_summary, record_line
 from podium.topology import usable_cores
+from podium.workloads.registry import FITTED
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +123,17 @@ class Run:
 
     def recipe(self) -> Recipe:
         """Return the resolved recipe that this run was started with."""
-        return recipe_from_tree(read_yaml(self.recipe_file), where=str(self.recipe_file))
+        tree = self.tree()
+        workload = tree.get("workload")
+        if isinstance(workload, dict) and isinstance(name := workload.get("name"), str):
+            workload["name"] = own_code.name_to_use(self.path, name, self.environment())
+            if name == FITTED:
+                workload["model"] = own_code.fitted_objects(self.path, workload.get("model"))
+        return recipe_from_tree(tree, where=str(self.recipe_file))
+
+    def tree(self) -> dict[str, Any]:
+        """Return the recipe as it was saved, read without importing a workload."""
+        return read_yaml(self.recipe_file)
 
     def summary(self, *, whole: bool = False) -> dict[str, Any]:
         """Return the summary, empty where there is none yet; `whole`: raise if anything that is shown is missing."""
@@ -158,7 +170,7 @@ def check_free(path: Path) -> None:
         raise UserError(f"{path} is a file: choose another folder with --out")
     if (path / "recipe.yaml").exists():
         raise UserError(f"{path} already holds a run: continue it with `podium resume {path}` or choose another --out")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and any(child.name != own_code.OBJECTS for child in path.iterdir()):
         raise UserError(f"{path} is not empty: choose another folder with --out")
 
 
@@ -173,6 +185,7 @@ def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Ru
     try:
         with writing(path):
             run.log.mkdir()
+        own_code.keep(path, recipe.workload.name)
         write_json(run.environment_file, environment)
         replace_file(run.recipe_file, to_yaml(recipe.tree()).encode())
     except UserError:
@@ -191,8 +204,13 @@ def open_run(path: Path) -> Run:
     return run
 
 
-def environment(threads_per_replica: int, device: "torch.device", busy_threads: int | None = None) -> dict[str, Any]:
-    """Return what a run that starts now runs on, and everything its bits depend on beside the recipe."""
+def environment(
+    threads_per_replica: int, device: "torch.device", busy_threads: int | None = None, workload: str = ""
+) -> dict[str, Any]:
+    """Return what a run that starts now runs on, and everything its bits depend on beside the recipe.
+
+    `workload`: its name, which may lead to a user's code.
+    """
     import psutil
     import torch
 
@@ -216,6 +234,7 @@ def environment(threads_per_replica: int, device: "torch.device", busy_threads: 
         "host": socket.gethostname(),
         "packages": {name: metadata.version(name) for name in ("numpy", "h5py", "safetensors", "pydantic")},
         "command": user_command(os.environ),
+        **({own_code.COPIES: code} if (code := own_code.record(workload)) else {}),
     }
 
 
@@ -224,6 +243,8 @@ def differing_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
     differing = [name for name in BIT_CONDITIONS if before.get(name) != now.get(name)]
     if "kernels" not in before and "kernels" in differing:  # a run from before they were recorded
         differing.remove("kernels")
+    had_code, has_code = (side.get(own_code.COPIES, {}).get("files", {}) for side in (before, now))
+    code = sorted(path for path in had_code if has_code.get(path, had_code[path]) != had_code[path])
     texts = {name: f"{name} {before.get(name)} → {now.get(name)}" for name in differing}
     if "kernels" in differing:
         had, has = set(before["kernels"]), set(now.get("kernels", ()))
@@ -231,7 +252,7 @@ def differing_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
         texts["kernels"] = "kernels " + " and ".join(
             f"{word} {', '.join(names)}" for word, names in changes.items() if names
         )
-    return ["torch_build" if name == "torch_build" else texts[name] for name in differing]
+    return ["torch_build" if name == "torch_build" else texts[name] for name in differing] + code
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

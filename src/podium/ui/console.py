@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 
 from podium.errors import writing
 from podium.machine.bounded_files import append_regular, read_limited
+from podium.ui.notebook import NotebookDisplay, in_notebook
 from podium.ui.progress_line import facts_text, progress_line
 from podium.ui.table import Table
 from podium.ui.terminal import leave_closed_terminal
@@ -206,7 +207,9 @@ class NoDisplay(PlainDisplay):
 
 
 def progress_display(lead: bool = True, what: str = "training") -> Display:
-    """Return the display that suits standard error: a live line in a terminal, plain lines elsewhere."""
+    """Return the display that suits standard error: a live line in a terminal or a notebook, plain lines elsewhere."""
     if not lead:
         return NoDisplay()
+    if in_notebook():
+        return NotebookDisplay(what)
     return LiveDisplay(what) if err.is_terminal else PlainDisplay()
