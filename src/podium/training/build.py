@@ -11,6 +11,7 @@ from torch import nn
 from podium.checkpoints.huggingface import start_from
 from podium.checkpoints.reading import Checkpoint
 from podium.contract import Workload
+from podium.data.sample_plan import lengths_for
 from podium.distributed.digest import check_equal_weights
 from podium.distributed.instances import Instances
 from podium.distributed.lockstep import check_span, largest_span
@@ -122,6 +123,7 @@ def build_task(recipe: Recipe, data_of: Task | None = None) -> Task:
             f"(micro-batch {recipe.batch.micro_batch} × accumulation {recipe.batch.num_accumulation} × "
             f"replicas {recipe.batch.num_replicas})"
         )
+    lengths_for(recipe.batch, train_source)  # raises if there are none
     total_updates = recipe.train.length.updates(updates_per_epoch=updates_per_epoch, global_batch=global_batch)
     if total_updates == 0:
         raise UserError(f"train.length = {recipe.train.length} is shorter than one update")
