@@ -54,12 +54,17 @@ def start_from(workload: Workload, model: nn.Module, name: str, folder: Path) ->
     folder = folder.expanduser()
     config = _read_json(folder / _CONFIG)
     try:
-        convert(model, config, _read_tensors(folder))
+        convert(model, config, read_tensors(folder))
     except UserError as error:
         raise UserError(f"workload.init_from = {folder}: {error}") from None
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
+def is_folder(path: Path) -> bool:
+    """Return whether a folder is in Hugging Face's format."""
+    return (path / _CONFIG).is_file()
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Read all tensors of a folder, from one file or several."""
     names = [_TENSORS]
     if not (folder / _TENSORS).exists() and (folder / _INDEX).exists():
