@@ -1,4 +1,4 @@
-"""The tables of Datasets in `bench.input`: the same Dataset, made of Python and numpy, read by torch's DataLoader and by
+"""The tables of Datasets in `bench.input`: one Dataset, made of Python and numpy, read by torch's DataLoader and by
 Podium's DatasetSource with as many processes.
 
 Both sides call the same `__getitem__` for every sample of an epoch in a new order and deliver batches of one size.
@@ -25,7 +25,7 @@ BATCH = 64
 
 
 class Rows(Dataset):
-    """Rows of a table, scaled and with a little noise: some 20 µs of Python each, 128 bytes."""
+    """Rows of a table, scaled and with a little noise (128 bytes each)."""
 
     num_samples = 20_000
 
@@ -42,7 +42,7 @@ class Rows(Dataset):
 
 
 class Signals(Dataset):
-    """Signals of 2,048 numbers, shifted, stretched and filtered by numpy: some 0.4 ms each, 8 kB."""
+    """Signals of 2,048 numbers, shifted, stretched and filtered by numpy (8 kB each)."""
 
     num_samples = 3_000
 
@@ -62,7 +62,7 @@ class Signals(Dataset):
 
 
 class Images(Dataset):
-    """Windows of 3 × 224 × 224 out of larger images, mirrored and normalised: some 0.5 ms each, 602 kB."""
+    """Windows of 3 × 224 × 224 out of larger images, mirrored and normalised (602 kB each)."""
 
     num_samples = 1_500
 

@@ -30,9 +30,9 @@ from podium.training.build import Training, build_model, build_training, threads
 from podium.training.clock import Clock
 from podium.training.feeding import build_engine, samples_of_updates
 from podium.training.opening import check_folder_is_shared, open_log
-from podium.training.progress import Meter, facts
+from podium.training.progress import Meter, early_end, facts
 from podium.training.stop_request import StopRequest, resume_continues
-from podium.training.validation import check_finite, take_average, try_weights, validate
+from podium.training.validation import check_finite, check_metrics, take_average, try_weights, validate
 from podium.ui import console
 
 
@@ -58,6 +58,7 @@ def train(
         stop.answer_at_once()
         threads = broadcast_facts(instances, {"threads": threads_per_replica(recipe, topology)})["threads"]
         training = build_training(recipe, topology, instances, threads, fresh=True)
+        check_metrics(training)
         stop.begin(instances)
         if lead:
             run = create_run(out, recipe, _environment(training))
@@ -101,7 +102,7 @@ def resume(
         differing = differing_conditions(recorded, _environment(training)) if lead else []
         if differing:
             console.warn(f"bits may differ from an uninterrupted run, as these differ: {', '.join(differing)}")
-        total = training.task.lengths.total_updates
+        total = training.state.progress.last_update(training.task.lengths.total_updates)
         if found is None:
             console.say(f"{run.path} has no checkpoint yet: starting from the beginning")
         elif (
@@ -157,7 +158,7 @@ def _train(run: Run, training: Training, clock: Clock, stop: StopRequest) -> Run
 def _loop(run: Run, training: Training, clock: Clock, stop: StopRequest, summary: SummaryWriter) -> str | None:
     """Make updates until the end or a request to stop; return the reason of the request, or None at the end."""
     recipe, lengths, state, lead = training.recipe, training.task.lengths, training.state, training.placement.is_lead
-    progress, total = state.progress, lengths.total_updates
+    progress, total = state.progress, state.progress.last_update(lengths.total_updates)
     per_call = recipe.engine.updates_per_call
     valid_every, save_every = lengths.updates(recipe.valid.every), lengths.updates(recipe.checkpoint.every)
 
@@ -206,16 +207,21 @@ def _loop(run: Run, training: Training, clock: Clock, stop: StopRequest, summary
                 telemetry.write(record)
                 line = facts(progress, lengths, meter.samples_per_second)
                 display.update(update, total, line, milestone=valid_due)
-                if save_due or (improved and recipe.checkpoint.best):
+                if save_due or progress.stopped_early or (improved and recipe.checkpoint.best):
                     _save(saver, training, clock)
                     saved_at = update
+                if progress.stopped_early and update < total:
+                    console.say(early_end(progress, recipe.train.stop))
+                    break
             if stopping and update < total:
                 if saved_at != update:
                     _save(saver, training, clock)
                 break
         with clock.phase("checkpoint"):
             saver.wait()
-    return None if progress.update == total else stop.reason or "a request to another instance"
+    if progress.stopped_early or progress.update == total:
+        return None
+    return stop.reason or "a request to another instance"
 
 
 def _save(saver: Saver, training: Training, clock: Clock) -> None:

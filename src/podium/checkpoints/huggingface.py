@@ -57,7 +57,7 @@ def start_from(workload: Workload, model: nn.Module, name: str, folder: Path) ->
     folder = folder.expanduser()
     config = _read_json(folder / _CONFIG)
     try:
-        convert(model, config, _read_tensors(folder))
+        convert(model, config, read_tensors(folder))
     except UserError as error:
         raise UserError(f"workload.init_from = {folder}: {error}") from None
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -65,7 +65,12 @@ def start_from(workload: Workload, model: nn.Module, name: str, folder: Path) ->
         raise UserError(f"workload.init_from = {folder}: its tensors do not fit the model: {detail}") from None
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
+def is_folder(path: Path) -> bool:
+    """Return whether a folder is in Hugging Face's format."""
+    return (path / _CONFIG).is_file()
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Read all tensors of a folder, from one file or several."""
     names = [_TENSORS]
     if not (folder / _TENSORS).exists() and (folder / _INDEX).exists():

@@ -17,6 +17,9 @@ _TABLE = 1 << 16
 #: beyond, positions are permuted in blocks that stay in the processor's cache
 _BLOCK = 1 << 13
 _ROUNDS = 8
+#: among how many micro-batches samples of like length find each other: enough that little is padded, few enough that
+#: what comes together differs from epoch to epoch
+POOL_MICRO_BATCHES = 64
 
 _U = np.uint64
 _M1, _M2 = _U(0xFF51AFD7ED558CCD), _U(0xC4CEB9FE1A85EC53)
@@ -110,3 +113,41 @@ def _network(keys: tuple[np.uint64, ...], x: NDArray[np.uint64], num_left: int, 
         source, target, size, other = target, source, other, size
     np.multiply(left, _U(num_right), out=left)
     np.add(left, right, out=x)
+
+
+def order_by_length(
+    seed: int, epoch: int, positions: NDArray[np.int64], lengths: NDArray[np.int64], micro_batch: int
+) -> NDArray[np.int64]:
+    """Return the samples at `positions` of an epoch in which those of a micro-batch have about the same length.
+
+    The epoch's permutation is divided into pools; each pool is sorted by length and cut into micro-batches, which are
+    shuffled. A pure function of its arguments, as `order` is; the positions that would make an incomplete micro-batch
+    at the end of the permutation come last.
+    """
+    num_samples = len(lengths)
+    pool = POOL_MICRO_BATCHES * micro_batch
+    whole = num_samples // micro_batch * micro_batch
+    samples = np.empty_like(positions)
+    for number in np.unique(positions // pool).tolist():
+        here = positions // pool == number
+        table = _pool_by_length(
+            seed,
+            epoch,
+            number,
+            lengths,
+            range(number * pool, min((number + 1) * pool, num_samples)),
+            whole,
+            micro_batch,
+        )
+        samples[here] = table[positions[here] - number * pool]
+    return samples
+
+
+def _pool_by_length(
+    seed: int, epoch: int, number: int, lengths: NDArray[np.int64], positions: range, whole: int, micro_batch: int
+) -> NDArray[np.int64]:
+    drawn = order(seed, epoch, np.arange(positions.start, positions.stop, dtype=np.int64), len(lengths))
+    sorted_part, rest = drawn[: max(0, whole - positions.start)], drawn[max(0, whole - positions.start) :]
+    by_length = sorted_part[np.argsort(lengths[sorted_part], kind="stable")].reshape(-1, micro_batch)
+    words = counter_rng.words(counter_rng.key("by length", seed, epoch, number), np.arange(len(by_length)), 1)[:, 0]
+    return np.concatenate([by_length[np.argsort(words)].reshape(-1), rest])

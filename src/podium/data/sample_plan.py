@@ -4,13 +4,14 @@
 touches data, so the plan can be tested, replayed and resumed from any update.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from podium.data.sample_order import order
-from podium.data.source import SampleRequest, Source
+from podium.data.sample_order import order, order_by_length
+from podium.data.source import LengthSource, SampleRequest, Source
+from podium.errors import UserError
 from podium.recipe.sections.batch import BatchSection
 
 #: A block holds at most about this much: big enough that one gather serves many small micro-batches, small enough to
@@ -27,12 +28,14 @@ def train_blocks(
     first_update: int,
     last_update: int,
     updates_per_block: int,
+    lengths: Callable[[int], NDArray[np.int64]] | None = None,
 ) -> Iterator[SampleRequest]:
     """Yield what `replicas` need for updates first … last - 1, block by block: (update, replica, slot), flattened.
 
     A pure function of its arguments. An epoch has `num_samples // global_batch` updates; the samples left over differ
     from epoch to epoch, since each epoch has its own order. No block crosses an epoch. With `shuffle: shard`, the
-    samples are divided evenly between all replicas, and each replica shuffles its own part.
+    samples are divided evenly between all replicas, and each replica shuffles its own part. With `shuffle: length`, the
+    samples of a micro-batch are of like length: `lengths` returns those of all samples in an epoch.
     """
     per_replica = batch.micro_batch * batch.num_accumulation
     shard = num_samples // batch.num_replicas
@@ -47,6 +50,10 @@ def train_blocks(
         places = positions + epoch * updates_per_epoch * batch.global_batch
         if batch.shuffle == "global":
             yield SampleRequest(order(seed, epoch, positions, num_samples), places, epoch)
+        elif batch.shuffle == "length":
+            assert lengths is not None
+            samples = order_by_length(seed, epoch, positions, lengths(epoch), batch.micro_batch)
+            yield SampleRequest(samples, places, epoch)
         else:
             within_shard = (updates[:, None] * per_replica + np.arange(per_replica, dtype=np.int64)).reshape(-1)
             parts = [order(seed, epoch, within_shard, shard, first=replica * shard) for replica in replicas]
@@ -54,6 +61,19 @@ def train_blocks(
             samples = np.stack(parts).reshape(len(replicas), num_updates, per_replica).swapaxes(0, 1).reshape(-1)
             yield SampleRequest(samples, places, epoch)
         update += num_updates
+
+
+def lengths_for(batch: BatchSection, source: Source) -> Callable[[int], NDArray[np.int64]] | None:
+    """Return what `train_blocks` needs to know of the samples' lengths, or None; raise UserError if nobody knows."""
+    if batch.shuffle != "length":
+        return None
+    if not isinstance(source, LengthSource):
+        raise UserError(
+            "batch.shuffle = length: the samples of this workload have no lengths; use global, or a Dataset whose "
+            "fields are padded"
+        )
+    source.lengths(0)  # mistakes show before the training begins
+    return source.lengths
 
 
 def pass_blocks(

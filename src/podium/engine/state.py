@@ -17,10 +17,12 @@ from podium.distributed.pipeline.meta_blocks import local_tensors, remote_names
 from podium.engine.loss_scale import LossScale
 from podium.engine.losses import Sums
 from podium.engine.saved_state import check_average, check_saved, damaged_state
+from podium.errors import UserError
 from podium.optim.averaging import WeightAverage
 from podium.optim.optimisers import Optimiser
 from podium.optim.schedules import Schedule
 from podium.recipe.durations import Duration
+from podium.recipe.sections.metric import BestSection, StopSection
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Progress:
     valid_last: dict[str, float] = field(default_factory=dict)
     valid_best: dict[str, float] = field(default_factory=dict)
     best_update: int | None = None
+    #: of the metric that the best validation is chosen by
+    best_value: float | None = None
+    #: of the metric that training stops by: the best value, and validations since that did not improve it
+    stop_value: float | None = None
+    num_missed: int = 0
+    stopped_early: bool = False
     #: the last validation of the averaged weights, where the training keeps an average
     average_last: dict[str, float] = field(default_factory=dict)
     num_averaged: int = 0
@@ -69,13 +77,26 @@ class Progress:
             self.train_best = self.train_last
         return self.train_last
 
-    def take_valid(self, means: dict[str, float]) -> bool:
-        """Store the result of a validation; return whether it is the best so far."""
+    def take_valid(self, means: dict[str, float], ranking: BestSection, stop: StopSection | None = None) -> bool:
+        """Store the result of a validation; return whether it is the best so far. `stop`: when to stop early."""
         self.valid_last = means
-        if means["loss"] < self.valid_best.get("loss", math.inf):
-            self.valid_best, self.best_update = means, self.update
-            return True
-        return False
+        known = {**means, **{f"average_{name}": value for name, value in self.average_last.items()}}
+        value = metric_of(known, ranking, "checkpoint.best.metric")
+        improved = ranking.better(value, self.best_value)
+        if improved:
+            self.valid_best, self.best_update, self.best_value = means, self.update, value
+        if stop is not None:
+            value = metric_of(known, stop, "train.stop.metric")
+            if stop.better(value, self.stop_value, stop.min_delta):
+                self.stop_value, self.num_missed = value, 0
+            else:
+                self.num_missed += 1
+            self.stopped_early = self.num_missed >= stop.patience
+        return improved
+
+    def last_update(self, total: int) -> int:
+        """Return the update that ends the training: this one where it was stopped early, else the recipe's last."""
+        return self.update if self.stopped_early else total
 
     def state(self) -> dict[str, Any]:
         """Return the fields for the checkpoint, as values that JSON stores exactly."""
@@ -83,11 +104,21 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
+        if "best_value" not in state:  # written before there was a choice of metrics
+            state = {**state, "best_value": state["valid_best"].get("loss")}
         pending = {name: [(total, count) for total, count in parts] for name, parts in state["pending"].items()}
         try:
             return cls(**{**state, "pending": Sums(pending)})
         except TypeError:  # keys that are no fields
             raise damaged_state("progress has keys of another version") from None
+
+
+def metric_of(known: Mapping[str, float], section: BestSection, key: str) -> float:
+    """Return the metric that a section of the recipe decides by; raise UserError if there is no such metric."""
+    if section.name not in known:
+        names = ", ".join(f"valid/{name}" for name in known)
+        raise UserError(f"{key} = {section.metric}: the validation of this workload has {names}")
+    return known[section.name]
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ differ from the papers when rates decay, norms exceed 10 or means are bias-corre
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -78,8 +78,13 @@ def build_optimiser(
     present if other devices hold a part of the model (see `distributed/pipeline/meta_blocks.py`)."""
     named = dict(model.named_parameters())
     here = [
-        {"params": [named[name] for name in names if not named[name].is_meta], "weight_decay": decay, "adapt": adapt}
-        for (decay, adapt, _), names in grouped_names(section, model, groups).items()
+        {
+            "params": [named[name] for name in names if not named[name].is_meta],
+            "weight_decay": alike.weight_decay,
+            "adapt": alike.adapt,
+            "lr_scale": alike.lr_scale,
+        }
+        for alike, names in grouped_names(section, model, groups).items()
     ]
     return Optimiser(
         section,
@@ -89,10 +94,18 @@ def build_optimiser(
     )
 
 
-def grouped_names(
-    section: OptimSection, model: nn.Module, groups: list[ParamGroup]
-) -> dict[tuple[float, bool, torch.dtype], list[str]]:
-    """Map (weight decay, whether the rate adapts to the layer, type) to the trainable parameters of the whole model.
+class Alike(NamedTuple):
+    """What parameters of one group have in common: weight decay, whether the rate adapts to the layer, the multiple of
+    the rate, the type."""
+
+    weight_decay: float
+    adapt: bool
+    lr_scale: float
+    dtype: torch.dtype
+
+
+def grouped_names(section: OptimSection, model: nn.Module, groups: list[ParamGroup]) -> dict[Alike, list[str]]:
+    """Map what parameters have in common to the trainable parameters of the whole model.
 
     Parameters that are treated the same way share one group, even if the workload puts them into several: each group
     costs kernel launches at every step.
@@ -100,21 +113,47 @@ def grouped_names(
     named = {name: param for name, param in model.named_parameters() if param.requires_grad}
     listed = [name for group in groups for name in group.params if name in named]
     assert sorted(listed) == sorted(named), "param_groups must name every trainable parameter once"
-    for pattern in section.no_decay:
-        if not any(fnmatchcase(name, pattern) for name in named):
-            raise UserError(f"optim.no_decay: {pattern!r} matches no parameter; the first one is {next(iter(named))!r}")
-    excluded = {name for name in named for pattern in section.no_decay if fnmatchcase(name, pattern)}
+    excluded = matching(named, section.no_decay, "optim.no_decay")
+    own = [(group, matching(named, group.patterns, "optim.groups")) for group in section.groups]
     decaying, adapted = set(), set()
     for group in groups:
         trust_ratio = group.weight_decay if group.trust_ratio is None else group.trust_ratio
         decaying |= set(group.params) - excluded if group.weight_decay or section.decay_all else set()
         adapted |= set(group.params) - excluded if trust_ratio or section.decay_all else set()
-    alike: dict[tuple[float, bool, torch.dtype], list[str]] = {}
+    alike: dict[Alike, list[str]] = {}
     for name, param in named.items():
         weight_decay = section.value("weight_decay") if name in decaying else 0.0
         adapt = section.name in _LAYERWISE and name in adapted  # even if the weight decay is 0
-        alike.setdefault((weight_decay, adapt, param.dtype), []).append(name)
+        of_its_own = next((group for group, names in own if name in names), None)
+        lr_scale = 1.0 if of_its_own is None else section.lr_scale(of_its_own)
+        if of_its_own is not None and of_its_own.weight_decay is not None:
+            weight_decay = of_its_own.weight_decay
+        alike.setdefault(Alike(weight_decay, adapt, lr_scale, param.dtype), []).append(name)
     return alike
+
+
+def matching(names: Iterable[str], patterns: list[str], key: str) -> set[str]:
+    """Return the names that match a pattern; raise UserError, which names the `key` of the recipe, if one matches
+    none."""
+    names = list(names)
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = {name for name in names if fnmatchcase(name, pattern)}
+        if not matched:
+            raise UserError(f"{key}: {pattern!r} matches no parameter; the first one is {names[0]!r}")
+        found |= matched
+    return found
+
+
+def freeze(model: nn.Module, patterns: list[str]) -> None:
+    """Exclude the parameters that match from training; raise UserError if none would be left."""
+    if not patterns:
+        return
+    named = dict(model.named_parameters())
+    for name in matching(named, patterns, "optim.freeze"):
+        named[name].requires_grad_(False)
+    if not any(param.requires_grad for param in named.values()):
+        raise UserError(f"optim.freeze = {patterns}: no parameter is left to train")
 
 
 def num_slots(section: OptimSection) -> int:
@@ -139,7 +178,7 @@ def step(
             optimiser.param_groups, optimiser.held_lists, optimiser.slot_lists, strict=True
         ):
             if lr is not None:
-                group["lr"] = lr
+                group["lr"] = lr * group["lr_scale"]
             grads = [param.grad for param in params]
             if any(grad is None for grad in grads):
                 kept = [i for i, grad in enumerate(grads) if grad is not None]

@@ -232,7 +232,7 @@ def _nested(dotted: str, value: Any) -> Tree:
 
 
 #: sections that may be given by their most important key alone: `precision: 16.16`
-_SHORT = {"precision": "mode", "average": "method"}
+_SHORT = {"precision": "mode", "average": "method", "workload.init_from": "path"}
 
 
 def _merge(into: Tree, tree: Tree, prefix: str = "") -> None:

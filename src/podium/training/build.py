@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from podium.checkpoints.huggingface import start_from
+from podium.checkpoints.initial_weights import load_initial_weights
 from podium.checkpoints.reading import Checkpoint
 from podium.contract import Workload
+from podium.data.sample_plan import lengths_for
 from podium.distributed.digest import check_equal_weights
 from podium.distributed.instances import Instances
 from podium.distributed.lockstep import check_span, largest_span
@@ -27,6 +28,7 @@ from podium.machine.allocator import give_back_memory, keep_memory
 from podium.machine.device import resolve_device
 from podium.optim.averaging import WeightAverage
 from podium.optim.lr_scaling import scaled_lr
+from podium.optim.optimisers import freeze
 from podium.optim.schedules import build_schedule
 from podium.recipe.loading import Recipe
 from podium.topology import Topology, build_topology, resolve_threads, usable_cores
@@ -34,6 +36,7 @@ from podium.transforms.apply import apply_transforms
 from podium.transforms.nan_trap import trap_gradients
 from podium.transforms.seeding import seed_torch
 from podium.transforms.thread_budget import busy_threads
+from podium.ui import console
 from podium.workloads.registry import workload_class
 
 
@@ -72,7 +75,9 @@ def build_training(
     else:
         keep_memory()
     task = build_task(recipe, data_of)
-    model, layers = build_model(recipe, task.workload, device, fresh=fresh, move=topology.num_stages == 1)
+    model, layers = build_model(
+        recipe, task.workload, device, fresh=fresh, move=topology.num_stages == 1, tell=instances.index == 0
+    )
     busy = threads
     if recipe.engine.threads == "auto" and device.type == "cpu":
         busy = busy_threads(threads, task.workload, model, recipe.batch.micro_batch)
@@ -128,6 +133,7 @@ def build_task(recipe: Recipe, data_of: Task | None = None) -> Task:
             f"(micro-batch {recipe.batch.micro_batch} × accumulation {recipe.batch.num_accumulation} × "
             f"replicas {recipe.batch.num_replicas})"
         )
+    lengths_for(recipe.batch, train_source)  # raises if there are none
     total_updates = recipe.train.length.updates(updates_per_epoch=updates_per_epoch, global_batch=global_batch)
     if total_updates == 0:
         raise UserError(f"train.length = {recipe.train.length} is shorter than one update")
@@ -135,14 +141,24 @@ def build_task(recipe: Recipe, data_of: Task | None = None) -> Task:
 
 
 def build_model(
-    recipe: Recipe, workload: Workload, device: torch.device, *, fresh: bool = False, move: bool = True
+    recipe: Recipe,
+    workload: Workload,
+    device: torch.device,
+    *,
+    fresh: bool = False,
+    move: bool = True,
+    tell: bool = False,
 ) -> tuple[nn.Module, range]:
     """Return the model with its initial weights and the recipe's transforms, and which of its blocks are the layers
-    that `parallel.stages` counts. Unless `move`, it stays on the host, to be cut into stages first."""
+    that `parallel.stages` counts. Unless `move`, it stays on the host, to be cut into stages first. `tell`: show what
+    was found of the weights to start from."""
     seed_torch(device, "weights", recipe.seed)
     model = workload.build_model().train()
     if fresh and recipe.workload.init_from is not None:
-        start_from(workload, model, recipe.workload.name, recipe.workload.init_from)
+        matched = load_initial_weights(workload, model, recipe.workload.name, recipe.workload.init_from)
+        if tell:
+            console.show_table(matched, message=True)
+    freeze(model, recipe.optim.freeze)
     if move:
         model.to(device)
     blocks = [block for _, block in workload.stages(model)]

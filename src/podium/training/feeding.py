@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from podium.data.feed import Feed
-from podium.data.sample_plan import samples_per_block, train_blocks
+from podium.data.sample_plan import lengths_for, samples_per_block, train_blocks
 from podium.engine.update import Engine, Events, UpdateOptions
 from podium.training.build import Training
 
@@ -56,6 +56,7 @@ def samples_of_updates(
         first_update=first,
         last_update=last,
         updates_per_block=num_updates,
+        lengths=lengths_for(batch, source),
     )
     shape = (-1, len(replicas), batch.num_accumulation, batch.micro_batch)
     prefetch, device = recipe.engine.prefetch, training.placement.device

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from podium.engine.state import Lengths, Progress
+from podium.recipe.sections.metric import StopSection
 from podium.training.clock import Clock, Utilisation
 from podium.ui.console import clock_text, number
 
@@ -48,6 +49,16 @@ def facts(progress: Progress, lengths: Lengths, samples_per_second: float) -> di
     return {**shown, "samples/s": number(samples_per_second), "left": clock_text(left_s)}
 
 
+def early_end(progress: Progress, stop: StopSection | None) -> str:
+    """Return a sentence about a training that has stopped early."""
+    assert stop is not None
+    best = "" if progress.stop_value is None else f" on {number(progress.stop_value)}"
+    return (
+        f"stopped early after update {progress.update}: {stop.metric} has not improved{best} for "
+        f"{progress.num_missed} validations"
+    )
+
+
 def summary(progress: Progress, lengths: Lengths, seconds: Mapping[str, float], state: str) -> dict[str, Any]:
     """Return the part of `summary.json` that describes progress."""
     place = lengths.place(progress.update)
@@ -59,6 +70,7 @@ def summary(progress: Progress, lengths: Lengths, seconds: Mapping[str, float], 
         "epochs": place["epoch"],
         "samples": place["samples"],
         "total_updates": lengths.total_updates,
+        **({"stopped_early": True} if progress.last_update(lengths.total_updates) < lengths.total_updates else {}),
         "train": {"last": progress.train_last, "best": progress.train_best},
         "valid": {"last": progress.valid_last, "best": progress.valid_best | best_at},
         **({"average": progress.average_last | {"weights": progress.num_averaged}} if progress.num_averaged else {}),

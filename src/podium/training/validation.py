@@ -5,6 +5,7 @@ import math
 from torch import nn
 
 from podium.engine.losses import Sums
+from podium.engine.state import metric_of
 from podium.errors import TrainingFailed
 from podium.training.build import Training
 from podium.training.evaluate import evaluate
@@ -23,7 +24,22 @@ def validate(training: Training) -> bool:
             with state.average.in_place_of(model):
                 state.progress.average_last = _validated(training, model)
     state.schedule.observe(means["loss"], state.progress.update)
-    return state.progress.take_valid(means)
+    return state.progress.take_valid(means, training.recipe.checkpoint.ranking, training.recipe.train.stop)
+
+
+def check_metrics(training: Training) -> None:
+    """Raise UserError if the recipe decides by metrics that the workload does not have, where one sample can tell."""
+    recipe = training.recipe
+    chosen = {"checkpoint.best.metric": recipe.checkpoint.ranking, "train.stop.metric": recipe.train.stop}
+    named = {key: section for key, section in chosen.items() if section is not None and section.name != "loss"}
+    if not named or training.parallelism.pipeline_group is not None:
+        return
+    with training.parallelism.whole_model() as model:
+        known = _evaluated(training, model, micro_batch=1, max_samples=1, together=False)
+    if training.state.average is not None:
+        known |= {f"average_{name}": value for name, value in known.items()}
+    for key, section in named.items():
+        metric_of(known, section, key)
 
 
 def try_weights(training: Training, model: nn.Module) -> None:

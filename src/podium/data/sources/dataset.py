@@ -11,13 +11,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from podium.data.padding import MASK, Pad
 from podium.data.source import Arrays, Field
 from podium.data.sources.dataset_processes import SampleProcesses
-from podium.data.sources.dataset_rows import MASK, Pad, SampleRows, own_generators
+from podium.data.sources.dataset_rows import SampleRows, own_generators
 from podium.errors import UserError
 from podium.ui.user_frames import describe, user_frames
-
-__all__ = ["DatasetSource", "Pad"]
 
 _LENGTHS_AT_ONCE = 1024
 
@@ -26,8 +25,8 @@ class DatasetSource:
     """The samples of a Dataset, as fields of fixed shape.
 
     A sample may be a tensor, an array, a number, or a mapping, tuple or dataclass of them, nested or not. The fields
-    of a pair are `input` and `target`, those of longer tuples `0`, `1`, … unless `names` are given, those of a mapping
-    its keys; nested ones are joined by a dot.
+    of a pair are `input` and `target`, those of longer tuples `input0`, `input1`, … and `target` unless `names` are
+    given, those of a mapping its keys; nested ones are joined by a dot. Real numbers of 64 bits are delivered in 32.
 
     `workers`: processes that prepare samples, each instance having its own; 0: the training's process, between
     updates. `collate` is called with a list of one sample and returns a batch of one: which samples share a

@@ -124,11 +124,11 @@ class _Keeper:
         self._piece = max(1, min(_MAX_PIECE, _SLOT_BYTES // sample_bytes))
         self.processes: list[_Process] = []
         self._waiting: deque[_Piece] = deque()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._broken: Exception | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._parent = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # collecting garbage may close the source at any point
         self._closed = False
         started = threading.Event()
         self._thread = threading.Thread(target=self._keep, args=(started,), name="podium-samples", daemon=True)
@@ -158,11 +158,9 @@ class _Keeper:
             if self._closed:
                 return
             self._closed = True
-            self._jobs.put(None)
             os.write(self._wake_write, b".")
-        self._thread.join()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        if threading.current_thread() is not self._thread:  # whichever thread found the source to be garbage
+            self._thread.join()
 
     # --- in the thread ---------------------------------------------------------------------------------------------
 
@@ -197,13 +195,15 @@ class _Keeper:
         finally:
             self._end_all()
             self._break(self._broken or RuntimeError("the processes that prepare samples have ended"))
+            with self._lock:
+                self._closed = True
+                os.close(self._wake_read)
+                os.close(self._wake_write)
 
     def _take_jobs(self) -> bool:
         """Divide new work into pieces; return whether there is more to come."""
         while not self._jobs.empty():
             job = self._jobs.get()
-            if job is None:
-                return False
             if self._broken is not None:
                 job.fail(self._broken)
                 continue
@@ -213,7 +213,7 @@ class _Keeper:
             # Several pieces for each process, so that all finish at about the same time.
             size = max(1, min(self._piece, -(-count // (4 * self._count))))
             self._waiting.extend(_Piece(job, slice(first, min(first + size, count))) for first in range(0, count, size))
-        return True
+        return not self._closed
 
     def _hand_out(self) -> None:
         while self._waiting:
@@ -281,8 +281,7 @@ class _Keeper:
         while self._waiting:
             self._waiting.popleft().job.fail(self._broken)
         while not self._jobs.empty():
-            if (job := self._jobs.get()) is not None:
-                job.fail(self._broken)
+            self._jobs.get().fail(self._broken)
 
     def _end_all(self) -> None:
         alive = [process for process in self.processes if process.pid]

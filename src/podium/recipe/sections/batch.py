@@ -27,8 +27,9 @@ class BatchSection(Section):
     replicas: PositiveInt | None = None
     global_: PositiveInt | None = Field(default=None, alias="global")
     scaling: Literal["weak", "strong"] = "weak"
-    #: global: one order of all samples; shard: samples divided evenly between replicas, shuffled within each
-    shuffle: Literal["global", "shard"] = "global"
+    #: global: one order of all samples; shard: samples divided evenly between replicas, shuffled within each;
+    #: length: as global, with samples of like length in each micro-batch
+    shuffle: Literal["global", "shard", "length"] = "global"
 
     @classmethod
     def overruled(cls, inherited: Mapping[str, Any], written: Mapping[str, Any]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from pydantic import PositiveInt
 
 from podium.recipe.durations import Duration
 from podium.recipe.section import Section
+from podium.recipe.sections.metric import BestSection
 
 
 class CheckpointSection(Section):
@@ -12,5 +13,10 @@ class CheckpointSection(Section):
     every: Duration = Duration(1, "ep")
     #: how many of the newest checkpoints are kept
     keep: PositiveInt = 2
-    #: also keep the checkpoint with the best validation loss (saved when it is found)
-    best: bool = True
+    #: also keep the checkpoint of the best validation (saved when it is found): by its loss, or by another metric
+    best: bool | BestSection = True
+
+    @property
+    def ranking(self) -> BestSection:
+        """Return what the best validation is chosen by."""
+        return self.best if isinstance(self.best, BestSection) else BestSection()

@@ -43,6 +43,30 @@ _ALL_KEYS = tuple(dict.fromkeys(key for keys in KEYS.values() for key in keys))
 Coefficient = Annotated[float, Field(ge=0, lt=1)]
 
 
+class GroupSection(Section):
+    """One of `optim.groups`: parameters, as patterns that match their names, with a rate or weight decay of their own.
+
+    A parameter belongs to the first group that matches it.
+    """
+
+    params: str | list[str]
+    lr: float | None = Field(None, gt=0, description="learning rate, where optim.lr is that of the others")
+    lr_scale: float | None = Field(None, gt=0, description="instead of lr: a multiple of the others' rate")
+    weight_decay: float | None = Field(None, ge=0, description="weight decay, whatever the kind of the parameter")
+
+    @property
+    def patterns(self) -> list[str]:
+        return [self.params] if isinstance(self.params, str) else self.params
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.lr is not None and self.lr_scale is not None:
+            raise ValueError("optim.groups: lr and lr_scale contradict each other: give one of them")
+        if self.lr is None and self.lr_scale is None and self.weight_decay is None:
+            raise ValueError(f"optim.groups: {self.params} has neither lr, lr_scale nor weight_decay")
+        return self
+
+
 class OptimSection(Section):
     """`optim`: the optimiser and its learning rate. Keys that belong to other optimisers stay null."""
 
@@ -63,6 +87,8 @@ class OptimSection(Section):
     no_decay: list[str] = Field(
         [], description="more parameters without weight decay or trust ratio, as patterns that match their names"
     )
+    freeze: list[str] = Field([], description="parameters that are not trained, as patterns that match their names")
+    groups: list[GroupSection] = Field([], description="parameters with a rate or weight decay of their own")
     momentum: Coefficient | None = Field(None, description="momentum, nesterov, lars (0.9); rmsprop (0)")
     betas: tuple[Coefficient, Coefficient] | None = Field(None, description="adam, adamw, lamb (0.9, 0.999)")
     decay: Coefficient | None = Field(
@@ -101,9 +127,18 @@ class OptimSection(Section):
                 raise ValueError(f"optim.{key} does not apply to {self.name}: {advice}")
         if self.eps == 0 and self.name != "lars":
             raise ValueError(f"optim.eps = 0: expected a number greater than 0 with {self.name}")
+        if self.lr is None and any(group.lr is not None for group in self.groups):
+            raise ValueError("optim.groups: lr does not apply to a recipe with optim.lr_exponent: use lr_scale")
         if problem := contradiction(self.lr, self.lr_exponent, self.scale, self.base_batch):
             raise ValueError(problem)
         return self
+
+    def lr_scale(self, group: GroupSection) -> float:
+        """Return the rate of a group as a multiple of the others'."""
+        if group.lr is None:
+            return 1.0 if group.lr_scale is None else group.lr_scale
+        assert self.lr is not None
+        return group.lr / self.lr
 
     def value(self, key: str) -> Any:
         """Return the key as given, or its default for the named optimiser."""

@@ -1,9 +1,24 @@
 """The `workload` section: what is trained. `model` and `data` are defined in the workload's own `section.py`."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from podium.recipe.section import Section
+
+
+class InitSection(Section):
+    """The weights that a new training starts from. `workload.init_from: PATH` alone sets the path."""
+
+    #: a run, a checkpoint, a safetensors file, or a folder in Hugging Face's format
+    path: Path
+    #: of a run: which checkpoint; of it or of a checkpoint: the averaged weights
+    checkpoint: Literal["last", "best", "average"] = "last"
+    #: whether all tensors of the file and of the model must match in name and shape
+    strict: bool = True
+    #: prefixes of names in the file, and what replaces them
+    rename: dict[str, str] = Field(default_factory=dict)
 
 
 class WorkloadSection(Section):
@@ -12,5 +27,5 @@ class WorkloadSection(Section):
     name: str
     model: Any
     data: Any
-    #: folder in Hugging Face's format whose weights a new training starts from
-    init_from: Path | None = None
+    #: the weights that a new training starts from
+    init_from: InitSection | None = None
