@@ -163,6 +163,22 @@ def test_what_is_not_done_here_is_refused_in_one_sentence(folders, workload, cha
 
 
 @pytest.mark.parametrize("workload", ["gpt2", "bert"])
+def test_whatever_a_config_file_holds_is_used_or_told(workload, folders, tmp_path):
+    told = []
+    known = json.loads((folders[workload] / "config.json").read_text())
+    for key in known:
+        for value in (None, [], {}, "x", -1, 0, 1.5, True, [[1]], 10**30):
+            folder = tmp_path / f"{key}-{value}"
+            with_config(folders[workload], folder, **{key: value})
+            try:
+                started(recipe_of(workload, folder))
+            except UserError as error:
+                told.append(str(error))
+    assert len(told) > 5 * 8
+    assert not any("\n" in sentence for sentence in told)
+
+
+@pytest.mark.parametrize("workload", ["gpt2", "bert"])
 def test_weights_with_a_head_of_their_own_do_not_go_into_a_tied_model(workload, tmp_path):
     written(tmp_path / "theirs", workload, tie_word_embeddings=False)
     with pytest.raises(UserError, match=r"of their own: set workload.model.tied=false"):

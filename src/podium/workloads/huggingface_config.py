@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from podium.errors import UserError
+from podium.ui.console import say, warn
 
 #: names of activations there -> here
 _ACTIVATIONS = {
@@ -20,6 +21,8 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
+#: of layers, widths, heads, positions and tokens
+_LARGEST = 1 << 24
 _EXPORTED = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 #: keys that change what any model computes, with the values that leave it as it is
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -70,6 +73,14 @@ def check_function(config: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]
             raise UserError(f"config.json has {key} = {value}, which is not supported: expected {expected}")
 
 
+def check_sizes(config: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise UserError for a size beyond any model; what else is wrong with it, the schema finds."""
+    for name in names:
+        size = config.get(name)
+        if isinstance(size, int) and size > _LARGEST:
+            raise UserError(f"config.json has {name} = {size:.3g}, which is too large for a model")
+
+
 def activation_of(config: Mapping[str, Any], key: str, default: str) -> str:
     """Return an activation by its name here."""
     name = config.get(key, default)
@@ -91,23 +102,20 @@ def unknown_keys(config: Mapping[str, Any], known: Iterable[str]) -> tuple[str, 
     return tuple(sorted(config.keys() - set(known) - _HARMLESS - _ONLY.keys()))
 
 
-def told_of_folder(model: FolderModel, section: Mapping[str, Any]) -> list[str]:
-    """Return sentences on what is not taken over from a folder: other dropouts, and keys that nobody knows."""
+def tell_what_differs(model: FolderModel, section: Mapping[str, Any], unused: Iterable[str]) -> None:
+    """Tell what is not taken over from a folder: other dropouts, keys that nobody knows, tensors without a place."""
     told = [
         f"the weights to start from were trained with {model.names[key]} = {share}, this training has "
         f"workload.model.{key} = {section[key]}"
         for key, share in model.dropouts.items()
         if share != section[key]
     ]
+    for sentence in told:
+        say(sentence)
     if model.unknown:
-        told.append(f"config.json of the weights to start from has keys not known here: {_some(model.unknown)}")
-    return told
-
-
-def told_of_tensors(unused: Iterable[str]) -> list[str]:
-    """Return a sentence on tensors of a folder that the model has no place for."""
-    names = sorted(unused)
-    return [f"tensors of the weights to start from that are not used: {_some(names)}"] if names else []
+        warn(f"config.json of the weights to start from has keys not known here: {_some(model.unknown)}")
+    if names := sorted(unused):
+        warn(f"tensors of the weights to start from that are not used: {_some(names)}")
 
 
 def _some(names: Iterable[str], most: int = 5) -> str:

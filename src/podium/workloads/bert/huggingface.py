@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from podium.errors import UserError
-from podium.ui.console import warn
 from podium.workloads.bert.huggingface_config import model_of
 from podium.workloads.bert.model import Bert
-from podium.workloads.huggingface_config import exported_activation, told_of_folder, told_of_tensors
+from podium.workloads.huggingface_config import exported_activation, tell_what_differs
 
 _EMBEDDINGS, _HEAD = "bert.embeddings", "cls.predictions"
 #: not a weight: the numbers of the positions
@@ -122,8 +121,7 @@ def from_huggingface(model: Bert, config: Mapping[str, Any], tensors: Mapping[st
             params[name].copy_(tensor)
     used = {part for parts in names(model).values() for part in parts} | {*decoder, f"{_HEAD}.bias", _PLACES}
     used |= {name.replace(new, old) for name in used for new, old in _OLD_NAMES.items()}
-    for sentence in (*told_of_folder(there, here), *told_of_tensors(tensors.keys() - used)):
-        warn(sentence)
+    tell_what_differs(there, here, tensors.keys() - used)
 
 
 def _keys(model: Bert) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from podium.errors import UserError
-from podium.workloads.huggingface_config import FolderModel, activation_of, check_function, unknown_keys
+from podium.workloads.huggingface_config import FolderModel, activation_of, check_function, check_sizes, unknown_keys
 
 #: key here -> the name there, and what counts where the file is silent
 _SIZES: dict[str, tuple[str, Any]] = {
@@ -26,6 +26,7 @@ def model_of(config: Mapping[str, Any]) -> FolderModel:
     if config.get("model_type") != "bert":
         raise UserError(f"config.json is of model type {config.get('model_type')!r}, expected 'bert'")
     check_function(config, _ONLY)
+    check_sizes(config, (theirs for theirs, _ in _SIZES.values()))
     names = {key: theirs for key, (theirs, _) in _SIZES.items()}
     keys = {key: config.get(theirs, default) for key, (theirs, default) in _SIZES.items()}
     keys["activation"] = activation_of(config, "hidden_act", "gelu")

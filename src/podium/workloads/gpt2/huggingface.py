@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from podium.errors import UserError
-from podium.ui.console import warn
 from podium.workloads.gpt2.huggingface_config import model_of
 from podium.workloads.gpt2.model import Gpt2
-from podium.workloads.huggingface_config import exported_activation, told_of_folder, told_of_tensors
+from podium.workloads.huggingface_config import exported_activation, tell_what_differs
 
 #: for each tensor of a block: our name, theirs, and whether the weight is transposed
 _BLOCK = [
@@ -113,8 +112,7 @@ def from_huggingface(model: Gpt2, config: Mapping[str, Any], tensors: Mapping[st
             into.copy_(tensor)
     unused = found.keys() - {theirs for _, theirs, _ in pairs} - {_HEAD}
     unused = {name for name in unused if not name.endswith(_MASKS)}
-    for sentence in (*told_of_folder(there, here), *told_of_tensors(unused)):
-        warn(sentence)
+    tell_what_differs(there, here, unused)
 
 
 def _keys(model: Gpt2) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from podium.errors import UserError
-from podium.workloads.huggingface_config import FolderModel, activation_of, check_function, unknown_keys
+from podium.workloads.huggingface_config import FolderModel, activation_of, check_function, check_sizes, unknown_keys
 
 #: key here -> the names there, the usual one first, and what counts where the file is silent
 _SIZES: dict[str, tuple[tuple[str, ...], Any]] = {
@@ -27,6 +27,7 @@ def model_of(config: Mapping[str, Any]) -> FolderModel:
     if config.get("model_type") != "gpt2":
         raise UserError(f"these are the weights of a {config.get('model_type')} model, not of gpt2")
     check_function(config, {})
+    check_sizes(config, ("n_inner", *(name for theirs, _ in _SIZES.values() for name in theirs)))
     names, keys = {}, {}
     for key, (theirs, default) in _SIZES.items():
         names[key] = next((name for name in theirs if name in config), theirs[0])
@@ -37,7 +38,7 @@ def model_of(config: Mapping[str, Any]) -> FolderModel:
     keys["tied"] = config.get("tie_word_embeddings", True) is not False
     names |= {"inner": "n_inner", "activation": "activation_function", "tied": "tie_word_embeddings"}
     shares = {name: config.get(name, 0.1) for name in _DROPOUTS}
-    one = len(set(shares.values())) == 1
+    one = all(share == shares[_DROPOUTS[0]] for share in shares.values())
     names["dropout"] = _DROPOUTS[0] if one else " / ".join(_DROPOUTS)
     dropout = shares[_DROPOUTS[0]] if one else " / ".join(map(str, shares.values()))
     known = (*(name for theirs, _ in _SIZES.values() for name in theirs), *names.values(), *_DROPOUTS, *_SAME)
