@@ -1,9 +1,11 @@
 # `make run` and `make test` set up by themselves; nothing else is needed.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+# constraints-tested.txt: exactly what the tests last passed with
+CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: run test test-fast soak race check setup setup-test format clean
+.PHONY: run test test-fast soak race audit check setup setup-test format clean
 
 run: setup
 	$(BIN)/podium train neuron/quick
@@ -40,9 +42,18 @@ test-fast: setup-test
 
 soak: setup-test
 	PODIUM_KILLS=50 $(BIN)/pytest tests/faults/test_lost_instances.py -k kills
+	PODIUM_HOSTILE=8 $(BIN)/pytest tests/hostile
 
 race: .venv/.installed-bench
 	$(BIN)/python -m bench.race
+
+.venv/audit/bin/pip-audit:
+	@echo "installing pip-audit into .venv/audit (once)"
+	$(PYTHON) -m venv .venv/audit
+	.venv/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit
+
+audit: setup-test .venv/audit/bin/pip-audit
+	@./scripts/audit $(BIN)/python .venv/audit/bin/pip-audit
 
 check: setup-test
 	$(BIN)/ruff check

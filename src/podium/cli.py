@@ -9,7 +9,7 @@ import typer
 
 from podium import __version__
 from podium.errors import PodiumError
-from podium.machine.memory_shortage import memory_shortage
+from podium.machine.memory_shortage import check_address_space, memory_shortage
 from podium.training.stop_request import StopRequest
 from podium.ui.terminal import leave_closed_terminal
 from podium.ui.visible import visible
@@ -117,13 +117,19 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+#: commands that do without torch
+_LIGHT = ("show", "recipes", "data", "doctor")
+
+
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand not in _LIGHT:
+        check_address_space()
 
 
 @app.command()

@@ -189,6 +189,11 @@ def test_times_and_durations():
     assert tally.kinds
 
 
+def test_keys_without_a_name_are_shown_as_such(tmp_path):
+    (tmp_path / "a.yaml").write_text('base: mnist\n"": {"": 1}\n')
+    assert_user_error(podium_here("show", tmp_path / "a.yaml"), 'unknown key "."')
+
+
 def test_values_of_the_command_line_keep_their_types():
     assert parse_override("a.b=[1, 2.5, x, true, null]") == ("a.b", [1, 2.5, "x", True, None])
     assert parse_override("a.b=&x 3") == ("a.b", 3)

@@ -141,7 +141,8 @@ def _sentence(dotted: str, details: list[ErrorDetails], keys: list[str], origins
             (leaf, value), *_ = value.items()
             dotted += f".{leaf}"
         near = nearest_key(dotted, keys)
-        return f"{origin}: unknown key {dotted}" + (f" (did you mean {near}?)" if near else "")
+        shown = dotted if all(part.strip() for part in dotted.split(".")) else json.dumps(dotted)  # empty names
+        return f"{origin}: unknown key {shown}" + (f" (did you mean {near}?)" if near else "")
     if first["type"] == "missing" and not isinstance(first["loc"][-1], int):
         return f"{origin}: {dotted} is required and missing"
     if first["type"] == "value_error" and is_section and isinstance(first["input"], dict):
