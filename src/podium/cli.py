@@ -8,9 +8,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from podium import __version__
-from podium.errors import PodiumError
+from podium.errors import PodiumError, UserError
 from podium.training.stop_request import StopRequest
-from podium.ui.terminal import leave_closed_terminal
+from podium.ui.streams import lost_results, outlive_readers
 
 # torch's libraries report every failed look-up of a host name. They read this when they are loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -46,18 +46,21 @@ WhichCheckpoint = Annotated[str, typer.Option(help="`last`, `best`, `average` or
 
 def main() -> NoReturn:
     """Run a command; the project's own errors become one sentence and an exit code."""
+    outlive_readers()
+    code: str | int | None = 0
     try:
         app(standalone_mode=True)
     except PodiumError as error:
-        leave_closed_terminal()
         print(f"podium: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        code = error.exit_code
     except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
-    sys.exit(0)
+        code = 130
+    except SystemExit as end:
+        code = end.code
+    if (reason := lost_results()) and not code:
+        print(f"podium: the results could not be written to standard output: {reason}", file=sys.stderr)
+        code = UserError.exit_code
+    sys.exit(code)
 
 
 def _version(asked: bool) -> None:
@@ -106,12 +109,15 @@ def resume(
     checkpoint: Annotated[
         int | None, typer.Option(help="Go back to the checkpoint of this update; later ones are removed.")
     ] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on although recipe.yaml was edited since the checkpoint.")
+    ] = False,
 ) -> None:
     """Continue a run from its newest good checkpoint, on any number of instances and stages."""
     with StopRequest(os.getpid()) as stop:
         from podium.commands import train
 
-        train.resume(run, overrides or [], instances, hosts, join, stop, checkpoint)
+        train.resume(run, overrides or [], instances, hosts, join, stop, checkpoint, accept_changes)
 
 
 @app.command()
@@ -195,7 +201,6 @@ def export(
 ) -> None:
     """Write the model for other libraries: config.json, model.safetensors, tokenizer.json."""
     from podium.commands import runs
-    from podium.errors import UserError
     from podium.runs.folder import open_run
 
     if form != "huggingface":
@@ -212,7 +217,6 @@ def average(
 ) -> None:
     """Average the weights of the newest checkpoints, and validate the result."""
     from podium.commands import runs
-    from podium.errors import UserError
     from podium.runs.folder import open_run
 
     if method not in ("mean", "exponential"):

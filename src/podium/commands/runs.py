@@ -18,6 +18,7 @@ from podium.training.build import Training, build_training
 from podium.training.evaluate import evaluate
 from podium.ui.console import out, say, show_table, warn
 from podium.ui.run_summary import summary_table
+from podium.ui.streams import results_are_kept
 from podium.ui.table import Table
 
 
@@ -122,6 +123,7 @@ def predict(run: Run, which: str, overrides: Iterable[str] = ()) -> None:
 
 def print_summary(run: Run) -> None:
     """Print the last lines of a training."""
+    results_are_kept()
     summary = run.summary()
     show_table(summary_table(str(run.path), summary))
     if run.report_file.exists():

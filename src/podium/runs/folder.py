@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from podium import __version__
 from podium.errors import UserError, system_reason, writing
 from podium.launch.environment import user_command
+from podium.machine.numerics import numerics_variables
 from podium.recipe.loading import Recipe, read_yaml, recipe_from_tree, to_yaml
 from podium.topology import usable_cores
 
@@ -27,7 +28,16 @@ if TYPE_CHECKING:
     import torch
 
 #: What must agree for two runs of one recipe to give the same bits.
-BIT_CONDITIONS = ("torch", "torch_build", "instruction_set", "threads_per_replica", "busy_threads", "device", "kernels")
+BIT_CONDITIONS = (
+    "torch",
+    "torch_build",
+    "instruction_set",
+    "threads_per_replica",
+    "busy_threads",
+    "device",
+    "kernels",
+    "numerics_variables",
+)
 
 
 @dataclass(frozen=True)
@@ -214,6 +224,7 @@ def environment(threads_per_replica: int, device: "torch.device", busy_threads: 
         "busy_threads": busy_threads or threads_per_replica,
         "device": str(device),
         "kernels": registry.in_use(),
+        "numerics_variables": numerics_variables(os.environ),
         "num_cores": len(usable_cores()),
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
         "processor": processor(),
@@ -227,14 +238,22 @@ def environment(threads_per_replica: int, device: "torch.device", busy_threads: 
 def differing_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the conditions of bit-equality that differ between two environments, as text."""
     differing = [name for name in BIT_CONDITIONS if before.get(name) != now.get(name)]
-    if "kernels" not in before and "kernels" in differing:  # a run from before they were recorded
-        differing.remove("kernels")
+    for name in ("kernels", "numerics_variables"):
+        if name not in before and name in differing:  # a run from before they were recorded
+            differing.remove(name)
     texts = {name: f"{name} {before.get(name)} → {now.get(name)}" for name in differing}
     if "kernels" in differing:
         had, has = set(before["kernels"]), set(now.get("kernels", ()))
         changes = {"without": sorted(had - has), "with": sorted(has - had)}
         texts["kernels"] = "kernels " + " and ".join(
             f"{word} {', '.join(names)}" for word, names in changes.items() if names
+        )
+    if "numerics_variables" in differing:
+        had, has = before["numerics_variables"], now.get("numerics_variables", {})
+        texts["numerics_variables"] = ", ".join(
+            f"{name} {had.get(name, 'not set')} → {has.get(name, 'not set')}"
+            for name in sorted({**had, **has})
+            if had.get(name) != has.get(name)
         )
     return ["torch_build" if name == "torch_build" else texts[name] for name in differing]
 

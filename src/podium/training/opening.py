@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from podium.errors import UserError
+from podium.errors import UserError, writing
 from podium.training.build import Training
 from podium.ui import console
 
@@ -24,11 +24,15 @@ def check_folder_is_shared(folder: Path, marker: Path, training: Training) -> No
 
 def open_log(file: Path, training: Training) -> None:
     """Let instance 0 print to the console and its log, and the others only to their logs."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    with console.only_warned("the run goes on without this log"), writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not training.placement.is_lead:
+            console.write_everything_to(file)
+        else:
+            file.open("ab").close()
+            console.keep_log(file)
     if not training.placement.is_lead:
-        console.write_everything_to(file)
         return
-    console.keep_log(file)
     if training.placement.topology.num_instances > 1:
         console.show_table(training.placement.topology.table(), message=True)
     if (cut := training.parallelism.cut) is not None:

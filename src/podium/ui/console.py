@@ -4,33 +4,25 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from podium.errors import Interrupted, PodiumError, UserError
+from podium.ui import streams
 from podium.ui.progress_line import facts_text, progress_line
 from podium.ui.table import Table
-from podium.ui.terminal import leave_closed_terminal
-
-
-class _Console(Console):
-    """rich's own, but a terminal that has been closed in the meantime is not an error."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        leave_closed_terminal()
-        super().print(*objects, **options)
-
 
 #: Results and tables go to standard output, so that they can be piped; progress and messages to standard error.
-out = _Console(highlight=False)
-err = _Console(stderr=True, highlight=False)
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
 
 #: Seconds between two plain lines where no validation makes one due.
 PLAIN_EVERY_S = 10.0
@@ -53,10 +45,26 @@ def warn(text: str) -> None:
     _keep(f"warning: {text}")
 
 
+@contextmanager
+def only_warned(consequence: str, errors: type[Exception] = UserError) -> Iterator[None]:
+    """Turn errors of a kind into a warning that ends with their consequence; a request to stop is never one."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except errors as error:
+        if not isinstance(error, PodiumError):
+            keep_traceback()
+        reason = str(error) if isinstance(error, PodiumError) else f"{type(error).__name__}: {error}"
+        warn(f"{' '.join(reason.split())}; {consequence}")
+
+
 def keep_log(path: Path) -> None:
     """Append messages to `path` as well from now on."""
     global _log
     _log = path
+    for sentence in streams.failures():
+        _keep(f"warning: {sentence}")
 
 
 def log_path() -> Path | None:
@@ -96,6 +104,17 @@ def _keep(text: str) -> None:
     if _log is not None and not _log_is_console:
         with suppress(OSError), _log.open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+
+def _keep_failure(stream: int, sentence: str) -> None:
+    """Tell in the log that a standard stream cannot be written; on standard error, too, where a finished training
+    cannot print its results. Other commands fail in that case, and `cli.py` says so."""
+    _keep(f"warning: {sentence}")
+    if stream == 1 and streams.are_results_kept():
+        err.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)
+
+
+streams.on_failure(_keep_failure)
 
 
 def show_table(table: Table, *, message: bool = False) -> None:
