@@ -183,11 +183,14 @@ def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Ru
     run = Run(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        run.log.mkdir()  # of two that start here at the same time, one succeeds
+    except FileExistsError:
+        raise UserError(f"another run is starting in {path}: choose another folder with --out") from None
     except OSError as error:
+        with suppress(OSError):
+            path.rmdir()
         raise UserError(f"the run folder {path} cannot be created: {system_reason(error)}") from error
     try:
-        with writing(path):
-            run.log.mkdir()
         write_json(run.environment_file, environment)
         replace_file(run.recipe_file, to_yaml(recipe.tree()).encode())
     except UserError:
