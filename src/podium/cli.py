@@ -8,10 +8,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from podium import __version__
-from podium.errors import PodiumError
+from podium.errors import PodiumError, UserError
 from podium.machine.memory_shortage import check_address_space, memory_shortage
 from podium.training.stop_request import StopRequest
-from podium.ui.terminal import leave_closed_terminal
+from podium.ui.streams import lost_results, outlive_readers
 from podium.ui.visible import visible
 
 # torch's libraries report every failed look-up of a host name. They read this when they are loaded.
@@ -88,27 +88,29 @@ WhichCheckpoint = Annotated[str, typer.Option(help="`last`, `best`, `average` or
 
 def main() -> NoReturn:
     """Run a command; the project's own errors become one sentence and an exit code."""
+    outlive_readers()
+    code: str | int | None = 0
     try:
         app(standalone_mode=True)
     except PodiumError as error:
-        leave_closed_terminal()
         print(f"podium: {visible(str(error)[:_SENTENCE])}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        code = error.exit_code
     except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
+        code = 130
+    except SystemExit as end:
+        code = end.code
     except Exception as error:
         from podium.workloads.registry import explain_own
 
         shown = memory_shortage(error) or explain_own(error)
         if shown is None:
             raise
-        leave_closed_terminal()
         print(f"podium: {shown}", file=sys.stderr)
-        sys.exit(shown.exit_code if isinstance(shown, PodiumError) else 2)
-    sys.exit(0)
+        code = shown.exit_code if isinstance(shown, PodiumError) else UserError.exit_code
+    if (reason := lost_results()) and not code:
+        print(f"podium: the results could not be written to standard output: {reason}", file=sys.stderr)
+        code = UserError.exit_code
+    sys.exit(code)
 
 
 def _version(asked: bool) -> None:
@@ -167,12 +169,15 @@ def resume(
     secret_file: SecretFile = None,
     trust: Trust = False,
     code: Code = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on although recipe.yaml was edited since the checkpoint.")
+    ] = False,
 ) -> None:
     """Continue a run from its newest good checkpoint, on any number of instances and stages."""
     with StopRequest(os.getpid()) as stop:
         from podium.commands import train
 
-        train.resume(run, overrides or [], instances, hosts, join, stop, checkpoint, secret_file)
+        train.resume(run, overrides or [], instances, hosts, join, stop, checkpoint, secret_file, accept_changes)
 
 
 @app.command()
@@ -336,7 +341,6 @@ def average(
 ) -> None:
     """Average the weights of the newest checkpoints, and validate the result."""
     from podium.commands import runs
-    from podium.errors import UserError
     from podium.runs.folder import open_run
 
     if method not in ("mean", "exponential"):

@@ -24,11 +24,13 @@ from podium.machine.allocator import settled_objects
 from podium.recipe.loading import Recipe
 from podium.runs.folder import Run, create_run, differing_conditions, environment
 from podium.runs.metrics import Telemetry, check_available
+from podium.runs.recipe_changes import check_changes
 from podium.runs.summary import SummaryWriter
 from podium.topology import Topology, usable_cores
 from podium.training.build import Training, build_model, build_training, threads_per_replica
 from podium.training.clock import Clock
 from podium.training.feeding import build_engine, samples_of_updates
+from podium.training.memory import check_memory
 from podium.training.opening import check_folder_is_shared, open_log
 from podium.training.progress import Meter, early_end, facts
 from podium.training.stop_request import StopRequest, resume_continues
@@ -59,6 +61,7 @@ def train(
         threads = broadcast_facts(instances, {"threads": threads_per_replica(recipe, topology)})["threads"]
         training = build_training(recipe, topology, instances, threads, fresh=True)
         check_metrics(training)
+        check_memory(training)
         stop.begin(instances)
         if lead:
             run = create_run(out, recipe, _environment(training))
@@ -76,10 +79,12 @@ def resume(
     stop: StopRequest | None = None,
     *,
     again: bool = False,
+    accept_changes: bool = False,
 ) -> Run:
     """Continue a run from its newest good checkpoint, bit for bit as if it had never stopped.
 
-    `again`: called by the launcher after an instance was lost, possibly after the last update.
+    `again`: called by the launcher after an instance was lost, possibly after the last update. `accept_changes`: go on
+    where the recipe is not the one that the checkpoint was written with.
     """
     clock, instances, stop = Clock(), instances or Instances.alone(), stop or StopRequest()
     recipe = recipe or run.recipe()
@@ -89,15 +94,19 @@ def resume(
     with stop, run.locked() if lead else nullcontext():
         killed = lead and run.summary().get("state") == "running"
         if killed:
-            run.write_summary({**run.summary(), "state": "interrupted"})
+            with console.only_warned("the run goes on"):
+                run.write_summary({**run.summary(), "state": "interrupted"})
         stop.answer_at_once()
         recorded = run.environment() if lead else {}
         threads = recorded.get("threads_per_replica") or threads_per_replica(recipe, topology)
         threads = broadcast_facts(instances, {"threads": threads})["threads"]
         newest = reading.load_latest(run.checkpoints, console.warn) if lead else None
+        if newest is not None:
+            check_changes(run, recipe, newest.state, accept=accept_changes, again=again)
         found = reading.shared(newest, instances, whole=recipe.parallel.shard == "none")
         del newest
         training = build_training(recipe, topology, instances, threads, fresh=found is None, checkpoint=found)
+        check_memory(training)
         check_folder_is_shared(run.path, run.recipe_file, training)
         differing = differing_conditions(recorded, _environment(training)) if lead else []
         if differing:
@@ -105,11 +114,12 @@ def resume(
         total = training.state.progress.last_update(training.task.lengths.total_updates)
         if found is None:
             console.say(f"{run.path} has no checkpoint yet: starting from the beginning")
-        elif (
-            found.update >= total
-            and not again
-            and broadcast_facts(instances, {"state": run.summary().get("state")})["state"] == "done"
-        ):
+        elif found.update > total:
+            raise UserError(
+                f"train.length = {recipe.train.length} ends at update {total}, but {run.path} has made {found.update} "
+                "updates: choose a longer one, or go back with --checkpoint"
+            )
+        elif found.update == total and not again and _has_told(run, instances, total):
             raise UserError(f"{run.path} is complete: {found.update} of {total} updates are done")
         else:
             was_killed = ", which was killed," if killed else ""
@@ -119,40 +129,60 @@ def resume(
         return _train(run, training, clock, stop)
 
 
+def _has_told(run: Run, instances: Instances, total: int) -> bool:
+    """Return whether the summary says that all updates are done; that of a run whose disk was full may not."""
+    summary = run.summary()
+    return bool(
+        broadcast_facts(instances, {"done": (summary.get("state"), summary.get("updates")) == ("done", total)})["done"]
+    )
+
+
 def _train(run: Run, training: Training, clock: Clock, stop: StopRequest) -> Run:
-    lead, progress = training.placement.is_lead, training.state.progress
+    progress = training.state.progress
     stop.limit_to(training.recipe.train.time_limit)
     open_log(run.instance_log(training.placement.instances.index), training)
-    if lead:
-        run.forget_after(progress.update)
     summary = SummaryWriter(run, training, clock)
-    summary.write("running")
+    with console.only_warned("the run goes on"):
+        summary.write("running")
     try:
         stopped_by = _loop(run, training, clock, stop, summary)
     except BaseException:
         with suppress(UserError):  # a full disk must not hide why the run ended
             summary.write("failed", weights=training.parallelism.has_all_weights)  # other instances may be gone
         raise
-    state = "done" if stopped_by is None else "interrupted"
-    if stopped_by is None:
-        stop.finish()
-    summary.write(state)
     if stopped_by is not None:
+        with console.only_warned("the checkpoint is written"):
+            summary.write("interrupted")
         raise Interrupted(
             f"stopped by {stopped_by} after update {progress.update} and saved; {resume_continues(run.path)}"
         )
+    stop.finish()
+    try:
+        summary.write("done")
+    except UserError as error:
+        raise UserError(
+            f"{error}; all updates are saved: solve the problem, then {resume_continues(run.path)}"
+        ) from error
     if training.recipe.log.report:
-        with clock.phase("report"), training.parallelism.whole_model() as model:
-            if lead:
+        _report(run, training, clock, summary)
+    return run
+
+
+def _report(run: Run, training: Training, clock: Clock, summary: SummaryWriter) -> None:
+    """Draw the report. The run is complete: without one, if that fails."""
+    lead, report = training.placement.is_lead, None
+    with clock.phase("report"), training.parallelism.whole_model() as model:
+        if lead:
+            with console.only_warned("the run is complete, without a report: `podium predict` draws it", Exception):
                 from podium.runs.report import draw_report  # imports matplotlib, which takes long
 
                 workload, micro_batch = training.task.workload, training.recipe.valid.micro
                 model = _whole_model(run, training, model)
                 report = draw_report(run, workload, model, training.placement.device, micro_batch)
-        summary.write(state, weights=False)
-        if lead:
+    with console.only_warned("the run is complete", Exception):
+        summary.write("done", weights=False)
+        if report is not None:
             report.write()  # last, as it shows the times of the summary
-    return run
 
 
 def _loop(run: Run, training: Training, clock: Clock, stop: StopRequest, summary: SummaryWriter) -> str | None:
@@ -172,7 +202,7 @@ def _loop(run: Run, training: Training, clock: Clock, stop: StopRequest, summary
     meter = Meter(clock, lengths, progress.update, len(usable_cores()))
 
     with (
-        Telemetry(recipe.log, run.path, run.metrics_file, recipe.tree(), lead=lead) as telemetry,
+        Telemetry(recipe.log, run, recipe.tree(), progress.update, console.warn, lead=lead) as telemetry,
         console.progress_display(lead) as display,
         Saver(run.checkpoints, recipe.checkpoint, training.parallelism.pipeline_group) as saver,
         samples_of_updates(training, progress.update, total, partial(clock.move, "input_wait")) as all_samples,
@@ -225,7 +255,7 @@ def _loop(run: Run, training: Training, clock: Clock, stop: StopRequest, summary
 
 
 def _save(saver: Saver, training: Training, clock: Clock) -> None:
-    state, parallelism = training.state, training.parallelism
+    recipe, state, parallelism = training.recipe, training.state, training.parallelism
     if not parallelism.saves:
         return
     with clock.phase("checkpoint"), parallelism.whole_model() as model:
@@ -237,7 +267,7 @@ def _save(saver: Saver, training: Training, clock: Clock) -> None:
             state.progress.update,
             model,
             state.optimiser,
-            {"recipe_sha256": training.recipe.sha256(), "seconds": clock.seconds(), **state.state()},
+            {"recipe_sha256": recipe.sha256(), "recipe": recipe.tree(), "seconds": clock.seconds(), **state.state()},
             state.progress.best_update,
             state.average.tensors if state.average is not None else None,
             parallelism.holders,

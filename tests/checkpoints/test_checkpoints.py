@@ -142,14 +142,6 @@ def test_weights_whose_sum_is_too_large_are_saved_all_the_same(tmp_path):
     assert writing.save(tmp_path, 1, model, optimiser, {}).is_dir()
 
 
-def test_prune_keeps_the_newest_and_the_best(tmp_path):
-    model, optimiser = trained()
-    for update in (1, 2, 3, 4, 5):
-        writing.save(tmp_path, update, model, optimiser, {})
-    reading.prune(tmp_path, 2, best_update=2)
-    assert [path.name[-1] for path in reading.checkpoint_paths(tmp_path)] == ["2", "4", "5"]
-
-
 def test_left_overs_of_a_killed_save_are_not_checkpoints_and_go_away(tmp_path):
     model, optimiser = trained()
     (tmp_path / ".writing-update-00000009").mkdir()

@@ -1,5 +1,6 @@
 """A disk that is full, for real (a small tmpfs): one sentence, nothing half-written, and on after making room."""
 
+import shutil
 import subprocess
 from contextlib import suppress
 
@@ -9,7 +10,7 @@ from podium.checkpoints import reading
 from podium.recipe.loading import load_recipe
 from podium.runs.folder import Run
 from podium.train import train
-from tests.support.processes import assert_user_error, podium_here, run_files
+from tests.support.processes import assert_user_error, podium_here, run_files, sentence
 from tests.support.recipes import TINY
 
 PAGE = 4096
@@ -97,16 +98,20 @@ def test_no_room_for_the_run_folder_leaves_nothing(disk):
 
 
 @pytest.mark.slow
-def test_wherever_the_room_ends_one_sentence_tells_and_a_resume_completes(disk):
-    """Every page more of room ends the run at another write: recipe, summary, records, TensorBoard, checkpoint."""
+def test_wherever_the_room_ends_only_checkpoints_end_a_run_and_a_resume_completes(disk):
+    """Every page more of room comes to its end at another write: recipe, summary, records, TensorBoard, checkpoint."""
     args = [*SAVING, "log.tensorboard=true", "train.length=10up"]
-    unwritten = set()
+    told = set()
     for pages in range(8):
         run = Run(disk.path / f"run{pages}")
         disk.leave_room(pages * PAGE)
         done = podium_here("train", *args, "--out", run.path)
         assert_user_error(done, "the disk is full")
-        unwritten |= {name for name in WRITTEN if f"{run.path / name}" in done.stderr}
+        ended_by = {name for name in WRITTEN if f"{run.path / name}" in sentence(done.stderr)}
+        assert ended_by <= {"environment.json", "recipe.yaml", "checkpoints"}
+        told |= {name for name in WRITTEN if f"{run.path / name}" in done.stderr}
+        for sink in ("metrics.jsonl", "TensorBoard"):
+            assert done.stderr.count(f"the run goes on without records for {sink}") <= 1
         assert not [name for name in run_files(run.path) if ".writing" in name]
         disk.make_room()
         if run.recipe_file.exists():
@@ -115,7 +120,26 @@ def test_wherever_the_room_ends_one_sentence_tells_and_a_resume_completes(disk):
             assert run.summary()["state"] == "done"
         else:
             assert run_files(run.path) == []
-    assert unwritten == WRITTEN
+    assert told == WRITTEN
+
+
+def test_a_full_disk_of_records_and_logs_ends_no_run_while_checkpoints_have_room(disk, tmp_path):
+    """The run folder is on the full disk, its checkpoints are a link to another one."""
+    run = Run(disk.path / "run")
+    assert podium_here("train", *SAVING, "train.length=5up", "--out", run.path).returncode == 0
+    shutil.copytree(run.checkpoints, tmp_path / "checkpoints")
+    shutil.rmtree(run.checkpoints)
+    run.checkpoints.symlink_to(tmp_path / "checkpoints")
+    run.recipe_file.write_text(run.recipe_file.read_text().replace("5up\n  time", "20up\n  time"))
+    disk.leave_room(0)
+    done = podium_here("resume", run.path, "--accept-changes")
+    assert_user_error(done, "summary.json cannot be written", "all updates are saved", "`podium resume")
+    assert "the run goes on without records for metrics.jsonl" in done.stderr
+    found = reading.load_latest(run.checkpoints, pytest.fail)
+    assert found.update == 20
+    disk.make_room()
+    assert podium_here("resume", run.path).returncode == 0
+    assert (run.summary()["state"], run.summary()["updates"]) == ("done", 20)
 
 
 @pytest.mark.slow
@@ -126,7 +150,9 @@ def test_no_room_for_pictures_and_report_leaves_a_complete_run(disk):
     for name, missing in (("pictures", report // PAGE * PAGE + 8 * PAGE), ("report.html", 4 * PAGE)):
         run = Run(disk.path / f"without-{name}")
         disk.leave_room(needed - missing)
-        assert_user_error(podium_here("train", *args, "--out", run.path), f"{name} cannot be written: the disk is full")
+        done = podium_here("train", *args, "--out", run.path)
+        assert done.returncode == 0, done.stderr
+        assert f"{name} cannot be written: the disk is full; the run is complete" in done.stderr
         disk.make_room()
         assert run.summary()["state"] == "done"
     predicted = podium_here("predict", run.path)

@@ -97,14 +97,22 @@ def test_a_killed_instance_is_named_with_its_signal():
     assert find_cause([], {3: -9}, "node7").sentence() == "instance 3 on node7: was killed by SIGKILL"
 
 
-HELLO = {"podium": "1", "torch": "2", "recipe_sha256": "abc", "instruction_set": "AVX2", "host": "a"}
+HELLO = {
+    "podium": "1",
+    "torch": "2",
+    "recipe_sha256": "abc",
+    "instruction_set": "AVX2",
+    "numerics_variables": "none",
+    "host": "a",
+}
 
 
 @pytest.mark.parametrize(
     ("key", "part"),
     [("podium", "versions of Podium differ"), ("torch", "versions of torch differ"),
      ("recipe_sha256", "recipes differ"),
-     ("instruction_set", "instruction sets differ")],
+     ("instruction_set", "instruction sets differ"),
+     ("numerics_variables", "variables of the environment that change results differ")],
 )  # fmt: skip
 def test_instances_that_do_not_fit_together_are_told_where_they_differ(key, part):
     with pytest.raises(UserError) as caught:

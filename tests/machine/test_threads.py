@@ -109,3 +109,19 @@ def test_the_first_update_loads_no_compiler():
     """torch's takes longer to load than all else until the first update."""
     done = subprocess.run([sys.executable, "-c", FIRST_UPDATE], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_training_keeps_its_threads_when_another_thread_starts_with_one():
+    """In a new process, where nothing has been computed yet."""
+    code = """
+import threading, torch
+from podium.machine.threads import stay_single, use_threads
+use_threads(2)
+beside = threading.Thread(target=stay_single)
+beside.start()
+beside.join()
+(torch.ones(512, 512) @ torch.ones(512, 512)).sum()
+print(torch.get_num_threads())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "2\n"

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from podium.errors import UserError
 from podium.recipe.sections.log import LogSection
 from podium.runs.folder import Run, open_run
-from podium.runs.metrics import AppendedFile, JsonLines, TensorBoard
+from podium.runs.metrics import AppendedFile, JsonLines, Telemetry, TensorBoard
 from podium.training.clock import Utilisation
 from tests.support.processes import assert_user_error, podium_here, started
 from tests.support.recipes import TINY
@@ -31,12 +31,12 @@ def board(folder) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_json_lines_are_on_disk_as_soon_as_they_are_written(tmp_path):
-    lines = JsonLines(tmp_path / "metrics.jsonl")
+    lines = JsonLines(Run(tmp_path), after=0)
     for update in (5, 10):
         lines.write(record(update))
         assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1]) == record(update)
     lines.close()
-    more = JsonLines(tmp_path / "metrics.jsonl")
+    more = JsonLines(Run(tmp_path), after=10)
     more.write(record(15))
     more.close()
     assert [r["update"] for r in Run(tmp_path).records()] == [5, 10, 15]
@@ -72,6 +72,43 @@ def test_a_file_that_cannot_be_opened_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file/metrics\.jsonl cannot be written"):
         AppendedFile(tmp_path / "file" / "metrics.jsonl")
+
+
+class Failing:
+    """A sink that fails from its second record on, and again when it is closed."""
+
+    def __init__(self) -> None:
+        self.written: list = []
+
+    def write(self, entry) -> None:
+        if self.written:
+            raise ConnectionError("the service\nis down")
+        self.written.append(entry)
+
+    def close(self) -> None:
+        raise ConnectionError("still down")
+
+
+def test_a_sink_that_fails_is_switched_off_with_one_warning_and_the_others_go_on(tmp_path, monkeypatch):
+    sink, warnings = Failing(), []
+    monkeypatch.setattr("podium.runs.metrics.TensorBoard", lambda folder: sink)
+    run = Run(tmp_path)
+    with Telemetry(LogSection(tensorboard=True), run, {}, 0, warnings.append) as telemetry:
+        for update in (5, 10, 15):
+            telemetry.write(record(update))
+    assert [entry["update"] for entry in sink.written] == [5]
+    assert warnings == ["ConnectionError: the service is down; the run goes on without records for TensorBoard"]
+    assert [r["update"] for r in run.records()] == [5, 10, 15]
+
+
+def test_a_sink_that_cannot_be_opened_is_switched_off(tmp_path):
+    warnings = []
+    (tmp_path / "metrics.jsonl").mkdir()
+    with Telemetry(LogSection(tensorboard=True), Run(tmp_path), {}, 0, warnings.append) as telemetry:
+        telemetry.write(record(5))
+    (warning,) = warnings
+    assert warning.endswith("the run goes on without records for metrics.jsonl")
+    assert board(tmp_path / "tensorboard")["train/loss"] == [(5, 0.5)]
 
 
 def test_a_run_shows_the_same_in_tensorboard_as_in_its_records(tiny, tmp_path):
@@ -138,7 +175,7 @@ def test_wandb_offline_keeps_its_run_in_the_folder_and_goes_on_after_an_interrup
     text = run.recipe_file.read_text()
     assert "2000up" in text
     run.recipe_file.write_text(text.replace("2000up", f"{update + 5}up"))
-    resumed = podium_here("resume", run.path)
+    resumed = podium_here("resume", run.path, "--accept-changes")
     assert resumed.returncode == 0, resumed.stderr
     both = wandb_parts(run)
     assert len(both) == 2

@@ -1,4 +1,4 @@
-"""Finding, verifying, restoring and pruning checkpoints; `writing.py` writes them.
+"""Finding, verifying and restoring checkpoints; `writing.py` writes them, `pruning.py` removes old ones.
 
 A checkpoint is a folder `update-00001234/` with safetensors files (data only: loading never executes anything), a
 JSON state and a manifest of checksums. It is written under a temporary name, synced to disk and renamed, so it exists
@@ -212,11 +212,3 @@ def remove(path: Path) -> None:
     # Renamed first, as a half-removed folder must not look like a checkpoint.
     doomed = path.rename(path.with_name(f"{ASIDE}removed-{path.name}"))
     shutil.rmtree(doomed, ignore_errors=True)
-
-
-def prune(folder: Path, keep: int, best_update: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints and the best one."""
-    paths = checkpoint_paths(folder)
-    for path in paths[:-keep]:
-        if best_update is None or path.name != f"{PREFIX}{best_update:08d}":
-            remove(path)

@@ -20,7 +20,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from podium.checkpoints.reading import ASIDE, FORMAT, KINDS, PREFIX, checkpoint_paths, prune, remove
+from podium.checkpoints.pruning import Pruner
+from podium.checkpoints.reading import ASIDE, FORMAT, KINDS, PREFIX, checkpoint_paths, remove
 from podium.checkpoints.tensor_file import CHECKSUM, write_synced, write_tensors
 from podium.distributed.instances import Instances
 from podium.distributed.pipeline.meta_blocks import local_tensors
@@ -148,7 +149,7 @@ def _begin(folder: Path, update: int) -> Path:
     """Create an empty folder next to where the checkpoint will be."""
     folder.mkdir(parents=True, exist_ok=True)
     for left_over in folder.glob(f"{ASIDE}*"):
-        shutil.rmtree(left_over)
+        shutil.rmtree(left_over, ignore_errors=True)  # what is not a folder is not ours
     aside = _aside(folder, update)
     aside.mkdir()
     return aside
@@ -224,6 +225,7 @@ class Saver:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="podium-checkpoint", initializer=stay_single)
         self._under_way: Future[None] | None = None
         self._last: Snapshot | None = None
+        self._pruner = Pruner(folder)
 
     def save(
         self,
@@ -265,14 +267,16 @@ class Saver:
 
     def _write(self, snapshot: Snapshot, best: int | None) -> None:
         if self._pipeline_group.count == 1:
-            write(self._folder, snapshot)
+            written: Path | None = write(self._folder, snapshot)
         else:
-            self._write_shard(snapshot)
-        if self._pipeline_group.index == 0:
-            prune(self._folder, self._section.keep, best if self._section.best else None)
+            written = self._write_shard(snapshot)
+        if written is not None:
+            self._pruner.has_written(written)
+            self._pruner.prune(self._section.keep, best if self._section.best else None)
 
-    def _write_shard(self, snapshot: Snapshot) -> None:
-        """Write the files of this stage; the first stage waits for those of the others and completes the checkpoint."""
+    def _write_shard(self, snapshot: Snapshot) -> Path | None:
+        """Write the files of this stage; the first stage waits for those of the others, completes the checkpoint and
+        returns its path."""
         aside, index, count = (
             _aside(self._folder, snapshot.update),
             self._pipeline_group.index,
@@ -288,10 +292,10 @@ class Saver:
                 raise
             if index:
                 _write_shard_file(aside, index, files)
-                return
+                return None
             for other in range(1, count):
                 files |= self._files_of_stage(aside, other)
-            _complete(aside, files | _write_state(aside, snapshot))
+            return _complete(aside, files | _write_state(aside, snapshot))
 
     def _files_of_stage(self, aside: Path, other: int) -> Files:
         """Wait for the files of another stage, for as long as any message may take, and return them."""

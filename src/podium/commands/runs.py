@@ -25,6 +25,7 @@ from podium.training.inference import fitting_inputs, input_fields, predict_arra
 from podium.training.recalibration import recalibrated
 from podium.ui.console import out, say, show_table, warn
 from podium.ui.run_summary import summary_table
+from podium.ui.streams import results_are_kept
 from podium.ui.table import Table
 
 
@@ -132,6 +133,7 @@ def predict(run: Run, which: str, overrides: Iterable[str] = ()) -> None:
 
 def print_summary(run: Run) -> None:
     """Print the last lines of a training."""
+    results_are_kept()
     summary = run.summary(whole=True)
     show_table(summary_table(str(run.path), summary))
     if run.report_file.exists():

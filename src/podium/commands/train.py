@@ -20,10 +20,12 @@ from podium.errors import Interrupted, UserError
 from podium.launch.environment import Place, find_place
 from podium.launch.plan import plan_launch, ssh_commands
 from podium.launch.secret import take_secret
+from podium.machine.numerics import numerics_variables
 from podium.recipe.loading import Recipe, load_recipe, recipe_with
 from podium.recipe.overrides import parse_override
 from podium.runs import own_code
 from podium.runs.folder import Run, check_free, next_free_folder, open_run
+from podium.runs.recipe_changes import ALSO, CARRIED_BY, may_change
 from podium.topology import (
     Topology,
     auto_instances,
@@ -81,11 +83,6 @@ def train(
         _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join, secret)
 
 
-#: sections, and a key, that say how a training is carried out, not what is learnt: a run may continue with others
-_CARRIED_BY = ("parallel", "launch")
-_ALSO = "precision.trap"
-
-
 def resume(
     path: Path,
     overrides: list[str],
@@ -95,8 +92,12 @@ def resume(
     stop: StopRequest,
     update: int | None = None,
     secret_file: Path | None = None,
+    accept_changes: bool = False,
 ) -> None:
-    """Continue a run on any number of instances; from the checkpoint of `update`, where one is given."""
+    """Continue a run on any number of instances; from the checkpoint of `update`, where one is given.
+
+    `accept_changes`: even where its recipe is no longer the one that the checkpoint was written with.
+    """
     stop.advice = resume_continues(path)
     place, secret = find_place(os.environ), take_secret(secret_file, os.environ)
     if place is not None:
@@ -106,17 +107,20 @@ def resume(
             run, recipe = _run_to_continue(path, overrides)
             if place.index == 0 and not restarted:
                 _go_back(run, update)
-            return recipe, lambda topo, them: resume_training(run, recipe, topo, them, stop, again=restarted)
+            return recipe, lambda topo, them: resume_training(
+                run, recipe, topo, them, stop, again=restarted, accept_changes=accept_changes
+            )
 
         _as_instance(place, stop, load, secret)
     run, recipe = _run_to_continue(path, overrides)
     _go_back(run, update)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
-        print_summary(resume_training(run, recipe, topology, stop=stop))
+        print_summary(resume_training(run, recipe, topology, stop=stop, accept_changes=accept_changes))
         return
     with _launching(run, stop):
-        words = ["resume", str(path), *overrides, *own_code.CHOICE.flags()]
+        accepted = ["--accept-changes"] if accept_changes else []
+        words = ["resume", str(path), *overrides, *own_code.CHOICE.flags(), *accepted]
         _launch(recipe, topology, words, path, hosts, join, secret)
 
 
@@ -126,10 +130,10 @@ def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
     recipe = run.recipe()
     changed = dict(parse_override(text, type(recipe)) for text in overrides)
     for key in changed:
-        if key.partition(".")[0] not in _CARRIED_BY and key != _ALSO:
+        if not may_change(key):
             raise UserError(
-                f"{key} cannot change when a run continues, only {_ALSO} and keys of {' and '.join(_CARRIED_BY)} can: "
-                "`podium train` begins a new one"
+                f"{key} cannot change when a run continues, only {', '.join(ALSO)} and keys of "
+                f"{' and '.join(CARRIED_BY)} can: `podium train` begins a new one"
             )
     return run, recipe_with(recipe, changed) if changed else recipe
 
@@ -243,6 +247,8 @@ def _as_instance(
             "torch": torch.__version__,
             "recipe_sha256": recipe.sha256(),
             "instruction_set": torch.backends.cpu.get_cpu_capability(),
+            "numerics_variables": ", ".join("=".join(pair) for pair in numerics_variables(os.environ).items())
+            or "none",
         }
 
         def run(topology: Topology, instances: Instances) -> None:

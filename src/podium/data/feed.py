@@ -39,6 +39,15 @@ class Block:
     rows: Mapping[str, Tensor]
 
 
+def num_feed_buffers(source: Source, prefetch: int) -> int:
+    """Return how many buffers a feed has: one in use by the caller, those being filled, the rest waits in the queue."""
+    return prefetch + 1 + _num_filling(source)
+
+
+def _num_filling(source: Source) -> int:
+    return 2 if isinstance(source, BackgroundSource) else 1
+
+
 class Feed:
     """An iterator over blocks. Use it as a context manager: leaving it ends the thread."""
 
@@ -60,10 +69,9 @@ class Feed:
         self._in_caller = gathers_in_caller(source)
         if self._in_caller:
             prefetch = -1
-        # One buffer is in use by the caller, one is being filled (or two), the rest wait in the queue.
-        self._num_filling = 2 if isinstance(source, BackgroundSource) else 1
+        self._num_filling = _num_filling(source)
         self._free: queue.SimpleQueue[dict[str, NDArray]] = queue.SimpleQueue()
-        for _ in range(prefetch + 1 + self._num_filling):
+        for _ in range(num_feed_buffers(source, prefetch)):
             self._free.put(empty_buffers(source.fields, max_samples))
         self._ready: queue.SimpleQueue[tuple[NDArray, dict[str, NDArray]] | BaseException | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._fill, name="podium-feed", daemon=True)

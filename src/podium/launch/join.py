@@ -37,6 +37,7 @@ _MUST_AGREE = {
     "torch": "versions of torch",
     "recipe_sha256": "recipes",
     "instruction_set": "instruction sets",
+    "numerics_variables": "variables of the environment that change results",
 }
 
 
@@ -200,7 +201,8 @@ def check_hellos(hellos: Sequence[Mapping[str, Any]]) -> None:
     for index, hello in enumerate(hellos):
         for name, called in _MUST_AGREE.items():
             if hello[name] != first[name]:
-                short = [str(value[name])[:16] for value in (first, hello)]
+                # Long enough for a name and a value, not for a checksum.
+                short = [str(value[name])[: 60 if name == "numerics_variables" else 16] for value in (first, hello)]
                 raise _Disagreement(
                     f"{called} differ: {short[0]} on {first['host']} (instance 0), "
                     f"{short[1]} on {hello['host']} (instance {index})"

@@ -1,6 +1,18 @@
-"""Threads beside the training (the feed, saving, the carriers of gradients): they leave OpenMP to it."""
+"""Threads of torch's operators: those of the training itself, and none for what runs beside it (the feed, saving, the
+carriers of gradients)."""
 
 import torch
+
+
+def use_threads(count: int) -> None:
+    """Have the operators that this thread calls use `count` threads, whatever other threads ask for later.
+
+    torch keeps the last number that any thread has set, and a thread takes it over in its first parallel operator.
+    Unless that has happened before the feed starts, the training would go on with the feed's single thread, or not,
+    by what was computed before: asking for the number settles it.
+    """
+    torch.set_num_threads(count)
+    torch.get_num_threads()
 
 
 def stay_single() -> None:

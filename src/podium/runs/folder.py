@@ -21,6 +21,7 @@ from podium import __version__
 from podium.errors import UserError, system_reason, writing
 from podium.launch.environment import user_command
 from podium.machine.bounded_files import append_regular, open_regular, write_new
+from podium.machine.numerics import numerics_variables
 from podium.recipe.loading import Recipe, read_yaml, recipe_from_tree, to_yaml
 from podium.runs import own_code
 from podium.runs.facts import iterate_records, read_environment, read_records, read_summary, record_line
@@ -31,7 +32,16 @@ if TYPE_CHECKING:
     import torch
 
 #: What must agree for two runs of one recipe to give the same bits.
-BIT_CONDITIONS = ("torch", "torch_build", "instruction_set", "threads_per_replica", "busy_threads", "device", "kernels")
+BIT_CONDITIONS = (
+    "torch",
+    "torch_build",
+    "instruction_set",
+    "threads_per_replica",
+    "busy_threads",
+    "device",
+    "kernels",
+    "numerics_variables",
+)
 
 
 @dataclass(frozen=True)
@@ -180,11 +190,14 @@ def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Ru
     run = Run(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        run.log.mkdir()  # of two that start here at the same time, one succeeds
+    except FileExistsError:
+        raise UserError(f"another run is starting in {path}: choose another folder with --out") from None
     except OSError as error:
+        with suppress(OSError):
+            path.rmdir()
         raise UserError(f"the run folder {path} cannot be created: {system_reason(error)}") from error
     try:
-        with writing(path):
-            run.log.mkdir()
         own_code.keep(path, recipe.workload.name)
         write_json(run.environment_file, environment)
         replace_file(run.recipe_file, to_yaml(recipe.tree()).encode())
@@ -227,6 +240,7 @@ def environment(
         "busy_threads": busy_threads or threads_per_replica,
         "device": str(device),
         "kernels": registry.in_use(),
+        "numerics_variables": numerics_variables(os.environ),
         "num_cores": len(usable_cores()),
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
         "processor": processor(),
@@ -241,8 +255,9 @@ def environment(
 def differing_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the conditions of bit-equality that differ between two environments, as text."""
     differing = [name for name in BIT_CONDITIONS if before.get(name) != now.get(name)]
-    if "kernels" not in before and "kernels" in differing:  # a run from before they were recorded
-        differing.remove("kernels")
+    for name in ("kernels", "numerics_variables"):
+        if name not in before and name in differing:  # a run from before they were recorded
+            differing.remove(name)
     had_code, has_code = (side.get(own_code.COPIES, {}).get("files", {}) for side in (before, now))
     code = sorted(path for path in had_code if has_code.get(path, had_code[path]) != had_code[path])
     texts = {name: f"{name} {before.get(name)} → {now.get(name)}" for name in differing}
@@ -251,6 +266,13 @@ def differing_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
         changes = {"without": sorted(had - has), "with": sorted(has - had)}
         texts["kernels"] = "kernels " + " and ".join(
             f"{word} {', '.join(names)}" for word, names in changes.items() if names
+        )
+    if "numerics_variables" in differing:
+        had, has = before["numerics_variables"], now.get("numerics_variables", {})
+        texts["numerics_variables"] = ", ".join(
+            f"{name} {had.get(name, 'not set')} → {has.get(name, 'not set')}"
+            for name in sorted({**had, **has})
+            if had.get(name) != has.get(name)
         )
     return ["torch_build" if name == "torch_build" else texts[name] for name in differing] + code
 

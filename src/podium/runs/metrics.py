@@ -10,7 +10,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -18,6 +19,7 @@ from typing import Any, Protocol, Self
 from podium.errors import UserError, system_reason, writing
 from podium.machine.bounded_files import append_regular, read_limited
 from podium.recipe.sections.log import LogSection
+from podium.runs.folder import Run
 
 Record = Mapping[str, float]
 
@@ -37,23 +39,57 @@ class Sink(Protocol):
 
 
 class Telemetry:
-    """Hands every record to every sink. Use as a context manager."""
+    """Hands every record to every sink. Use as a context manager.
+
+    A sink that fails is switched off with one warning: no training ends because its records cannot be kept.
+    """
 
     def __init__(
-        self, section: LogSection, folder: Path, metrics_file: Path, tree: Mapping[str, Any], *, lead: bool = True
+        self,
+        section: LogSection,
+        run: Run,
+        tree: Mapping[str, Any],
+        after: int,
+        warn: Callable[[str], None],
+        *,
+        lead: bool = True,
     ) -> None:
-        self._sinks: list[Sink] = []
+        """Open the sinks that `section` names, on instance 0, for the records after update `after`.
+
+        Raise UserError where the account or the settings of Weights & Biases are at fault.
+        """
+        self._sinks: dict[str, Sink] = {}
+        self._warn = warn
         if not lead:  # instance 0 writes for all
             return
-        self._sinks.append(JsonLines(metrics_file))
+        self._open(run.metrics_file.name, lambda: JsonLines(run, after))
         if section.tensorboard:
-            self._sinks.append(TensorBoard(folder / "tensorboard"))
+            self._open("TensorBoard", lambda: TensorBoard(run.tensorboard))
         if section.wandb != "off":
-            self._sinks.append(WeightsAndBiases(section, folder, tree))
+            self._open("Weights & Biases", lambda: WeightsAndBiases(section, run.path, tree))
 
     def write(self, record: Record) -> None:
-        for sink in self._sinks:
-            sink.write(record)
+        for name, sink in list(self._sinks.items()):
+            try:
+                sink.write(record)
+            except Exception as error:
+                self._switch_off(name, error)
+
+    def _open(self, name: str, build: Callable[[], Sink]) -> None:
+        try:
+            self._sinks[name] = build()
+        except _Misconfigured as error:
+            raise UserError(str(error)) from error
+        except Exception as error:
+            self._switch_off(name, error)
+
+    def _switch_off(self, name: str, error: Exception) -> None:
+        sink = self._sinks.pop(name, None)
+        if sink is not None:
+            with suppress(Exception):
+                sink.close()
+        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        self._warn(f"{' '.join(reason.split())}; the run goes on without records for {name}")
 
     def __enter__(self) -> Self:
         return self
@@ -61,8 +97,16 @@ class Telemetry:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for sink in self._sinks:
-            sink.close()
+        for name, sink in list(self._sinks.items()):
+            try:
+                sink.close()
+            except Exception as failure:
+                del self._sinks[name]
+                self._switch_off(name, failure)
+
+
+class _Misconfigured(Exception):
+    """What the recipe asks of a service cannot work, today or tomorrow."""
 
 
 class AppendedFile:
@@ -84,10 +128,11 @@ class AppendedFile:
 
 
 class JsonLines:
-    """One JSON object per line."""
+    """One JSON object per line. Those of updates that are done again after a resume are dropped."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = AppendedFile(path)
+    def __init__(self, run: Run, after: int) -> None:
+        run.forget_after(after)
+        self._file = AppendedFile(run.metrics_file)
 
     def write(self, record: Record) -> None:
         self._file.append((json.dumps(record) + "\n").encode())
@@ -154,7 +199,9 @@ class WeightsAndBiases:
                 settings=wandb.Settings(console="off"),
             )
         except wandb.Error as error:
-            raise UserError(f"log.wandb = {section.wandb}: {' '.join(str(error).split())}") from error
+            sentence = f"log.wandb = {section.wandb}: {' '.join(str(error).split())}"
+            own = (wandb.errors.UsageError, wandb.errors.AuthenticationError)  # else it cannot be reached, most likely
+            raise (_Misconfigured if isinstance(error, own) else UserError)(sentence) from error
 
     def write(self, record: Record) -> None:
         self._run.log(dict(record), step=int(record["update"]))

@@ -26,6 +26,7 @@ from podium.kernels.install import resolve_layout
 from podium.layers.norm import AnyBatchNorm
 from podium.machine.allocator import give_back_memory, keep_memory
 from podium.machine.device import resolve_device
+from podium.machine.threads import use_threads
 from podium.optim.averaging import WeightAverage
 from podium.optim.lr_scaling import scaled_lr
 from podium.optim.optimisers import freeze
@@ -69,7 +70,7 @@ def build_training(
     device, instances = resolve_device(recipe.engine.device), instances or Instances.alone()
     topology = topology or build_topology(recipe.batch.num_replicas)
     threads = threads or threads_per_replica(recipe, topology)
-    torch.set_num_threads(threads)
+    use_threads(threads)
     if recipe.parallel.shard == "parameters":
         give_back_memory()
     else:
@@ -81,7 +82,7 @@ def build_training(
     busy = threads
     if recipe.engine.threads == "auto" and device.type == "cpu":
         busy = busy_threads(threads, task.workload, model, recipe.batch.micro_batch)
-        torch.set_num_threads(busy)
+        use_threads(busy)
     placement = Placement(topology, instances, device, threads, busy)
     check_span(largest_span(model), topology.num_replicas, topology.num_instances, recipe.engine.reduction)
     if recipe.valid.recalibrate and not any(isinstance(module, AnyBatchNorm) for module in model.modules()):

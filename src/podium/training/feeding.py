@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from podium.data.feed import Feed
+from podium.data.feed import Feed, num_feed_buffers
 from podium.data.sample_plan import lengths_for, samples_per_block, train_blocks
 from podium.engine.update import Engine, Events, UpdateOptions
 from podium.training.build import Training
@@ -31,6 +31,15 @@ def updates_per_block(training: Training) -> int:
     recipe, batch = training.recipe, training.recipe.batch
     num_local = batch.micro_batch * batch.num_accumulation * len(training.placement.replicas)
     return samples_per_block(training.task.train_source, num_local, recipe.engine.updates_per_call) // num_local
+
+
+def feed_bytes(training: Training) -> int:
+    """Return the memory that the feed of this instance will take."""
+    batch, source = training.recipe.batch, training.task.train_source
+    num_local = batch.micro_batch * batch.num_accumulation * len(training.placement.replicas)
+    sample_bytes = sum(field.num_bytes for field in source.fields.values())
+    num_buffers = num_feed_buffers(source, training.recipe.engine.prefetch)
+    return sample_bytes * num_local * updates_per_block(training) * num_buffers
 
 
 @contextmanager

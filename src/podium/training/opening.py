@@ -25,13 +25,15 @@ def check_folder_is_shared(folder: Path, marker: Path, training: Training) -> No
 
 def open_log(file: Path, training: Training) -> None:
     """Let instance 0 print to the console and its log, and the others only to their logs."""
-    with writing(file):
+    with console.only_warned("the run goes on without this log"), writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        append_regular(file).close()  # a folder or a pipe in its place is told now
+        if not training.placement.is_lead:
+            console.write_everything_to(file)
+        else:
+            append_regular(file).close()  # a folder or a pipe in its place is told now
+            console.keep_log(file)
     if not training.placement.is_lead:
-        console.write_everything_to(file)
         return
-    console.keep_log(file)
     if training.placement.topology.num_instances > 1:
         console.show_table(training.placement.topology.table(), message=True)
     if (cut := training.parallelism.cut) is not None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from podium.errors import Interrupted, PodiumError
 from podium.machine.signals import stop_signals
-from podium.ui.terminal import leave_closed_terminal
 
 if TYPE_CHECKING:
     from podium.distributed.instances import Instances
@@ -97,7 +96,6 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        leave_closed_terminal()
         if number == signal.SIGINT and self._asked_by_hand:
             _write("\x1b[?25h" if os.isatty(2) else "")  # the live display hid the cursor
             os._exit(130)

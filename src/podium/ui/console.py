@@ -4,37 +4,28 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from podium.errors import writing
+from podium.errors import Interrupted, PodiumError, UserError, writing
 from podium.machine.bounded_files import append_regular, read_limited
+from podium.ui import streams
 from podium.ui.notebook import NotebookDisplay, in_notebook
 from podium.ui.progress_line import facts_text, progress_line
 from podium.ui.table import Table
-from podium.ui.terminal import leave_closed_terminal
 from podium.ui.visible import visible, visible_lines
 
-
-class _Console(Console):
-    """rich's own, but a terminal that has been closed in the meantime is not an error."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        leave_closed_terminal()
-        super().print(*objects, **options)
-
-
 #: Results and tables go to standard output, so that they can be piped; progress and messages to standard error.
-out = _Console(highlight=False)
-err = _Console(stderr=True, highlight=False)
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
 
 #: Seconds between two plain lines where no validation makes one due.
 PLAIN_EVERY_S = 10.0
@@ -60,10 +51,26 @@ def warn(text: str) -> None:
     _keep(f"warning: {text}")
 
 
+@contextmanager
+def only_warned(consequence: str, errors: type[Exception] = UserError) -> Iterator[None]:
+    """Turn errors of a kind into a warning that ends with their consequence; a request to stop is never one."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except errors as error:
+        if not isinstance(error, PodiumError):
+            keep_traceback()
+        reason = str(error) if isinstance(error, PodiumError) else f"{type(error).__name__}: {error}"
+        warn(f"{' '.join(reason.split())}; {consequence}")
+
+
 def keep_log(path: Path) -> None:
     """Append messages to `path` as well from now on."""
     global _log
     _log = path
+    for sentence in streams.failures():
+        _keep(f"warning: {sentence}")
 
 
 def log_path() -> Path | None:
@@ -105,6 +112,17 @@ def _keep(text: str) -> None:
         with suppress(OSError), append_regular(_log) as file:
             line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {visible_lines(text)}\n"
             file.write(line.encode())
+
+
+def _keep_failure(stream: int, sentence: str) -> None:
+    """Tell in the log that a standard stream cannot be written; on standard error, too, where a finished training
+    cannot print its results. Other commands fail in that case, and `cli.py` says so."""
+    _keep(f"warning: {sentence}")
+    if stream == 1 and streams.are_results_kept():
+        err.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)
+
+
+streams.on_failure(_keep_failure)
 
 
 def show_table(table: Table, *, message: bool = False) -> None:

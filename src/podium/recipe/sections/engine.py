@@ -47,6 +47,8 @@ class EngineSection(Section):
     tune: Literal["off", "remembered", "measure"] = "remembered"
     #: also use choices that change the bits of the result
     tune_bits: bool = False
+    #: a training that needs more memory than this host has: refuse it, only warn, or do not estimate
+    memory_check: Literal["error", "warn", "off"] = "error"
 
     @field_validator("kernels", mode="before")
     @classmethod

@@ -1,0 +1,182 @@
+"""What a training will need of this host's memory, estimated before its first update.
+
+A run that cannot fit would swap for hours or be killed at some later time; it is refused with what to change instead.
+Nothing is assumed of the model: passes are tried with two samples and then a few more, and what they take is extended
+to the whole micro-batch. What the rest takes (gradients of other replicas, copies for checkpoints, the feed) is known
+from the sizes of the tensors. Most trainings fit many times over, which the first trial shows already.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from podium.engine.parallelism import FullySharded, Pipelined
+from podium.errors import UserError
+from podium.machine.memory import host_bytes, peak_bytes, reset_peak, resident_bytes
+from podium.optim.state_tensors import state_tensors
+from podium.training.build import Training
+from podium.training.feeding import feed_bytes
+from podium.ui.console import warn
+
+_GB = 1e9
+#: samples of the first trial, and the largest share of a micro-batch in the second
+_FEW, _SHARE = 2, 8
+#: of the available memory, what the second trial may take
+_TRIAL_SHARE = 0.25
+#: what drawing the report takes: matplotlib and a page of figures
+_REPORT_BYTES = 120 << 20
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes that one instance will need at most."""
+
+    #: in use before the first update: the program, weights, optimiser state, samples in memory
+    now: int
+    #: forward and backward passes of one micro-batch, gradients included
+    passes: int
+    #: everything else
+    rest: int
+
+    @property
+    def total(self) -> int:
+        return self.now + self.passes + self.rest
+
+
+def check_memory(training: Training) -> None:
+    """Raise UserError where the instances of a host need more memory than it has; warn where they need more than is
+    available now. Collective."""
+    mode, placement = training.recipe.engine.memory_check, training.placement
+    if mode == "off":
+        return
+    total, available = host_bytes()
+    found = estimate(training, enough=available // 2 // placement.topology.instances_per_host)
+    own = [found.total, found.now, found.passes, total, available] if found else [0] * 5
+    everyone = placement.instances.gather(torch.tensor(own, dtype=torch.int64)).reshape(-1, len(own)).tolist()
+    per_host = placement.topology.instances_per_host
+    for first in range(0, len(everyone), per_host):
+        here = everyone[first : first + per_host]
+        if not all(row[0] for row in here):
+            continue
+        needed, present = sum(row[0] for row in here), sum(row[1] for row in here)
+        total, available = min(row[3] for row in here), min(row[4] for row in here)
+        where = placement.topology.host_of(first) if len(placement.topology.hosts) > 1 else "this host"
+        passes = max(row[2] for row in here)
+        if needed > total:
+            sentence = _sentence(training, needed, f"{where} has {total / _GB:.1f} GB", passes)
+            if mode == "error":
+                raise UserError(f"{sentence}; engine.memory_check=warn tries it nevertheless")
+            warn(sentence)
+        elif needed - present > available and placement.is_lead:
+            free = (available + present) / _GB
+            warn(_sentence(training, needed, f"only {free:.1f} GB are available on {where} now", passes))
+
+
+def _sentence(training: Training, needed: int, there_is: str, passes: int) -> str:
+    recipe, count = training.recipe, training.placement.topology.instances_per_host
+    advice = ["a smaller batch.micro"] if recipe.batch.micro_batch > 1 else []
+    advice += ["parallel.recompute=true"] if not recipe.parallel.recompute else []
+    advice += ["parallel.stages over several hosts"] if recipe.parallel.num_stages == 1 else []
+    advice += ["fewer instances"] if count > 1 else []
+    micro = f"batch.micro = {recipe.batch.micro_batch} takes {passes / _GB:.1f} GB of it"
+    each = f"{micro} in each of {count} instances" if count > 1 else micro
+    return (
+        f"this training needs about {needed / _GB:.1f} GB of memory ({each}), but {there_is}: {_joined(advice)} helps"
+    )
+
+
+def _joined(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
+
+
+def estimate(training: Training, enough: int = 0) -> Estimate | None:
+    """Estimate the most memory that this instance will need; None where that cannot be tried: on other devices than the
+    CPU, where the model is cut or its weights are sharded, and where the system does not tell the peak.
+
+    Where the first trial shows that it needs less than `enough` from here on, a coarse upper bound will do.
+    """
+    if training.placement.device.type != "cpu" or isinstance(training.parallelism, FullySharded | Pipelined):
+        return None
+    if not reset_peak():
+        return None
+    micro_batch, valid_micro, rest = training.recipe.batch.micro_batch, _valid_micro(training), _rest(training)
+    with _unchanged(training.state.model):
+        few = min(_FEW, micro_batch)
+        passes = -(-_trial(training, few) // few) * max(micro_batch, valid_micro)  # compiles kernels, which stay
+        if passes + rest > enough:
+            passes = max(_extended(training, micro_batch), _extended(training, valid_micro, train=False))
+    reset_peak()
+    return Estimate(resident_bytes(), passes, rest)
+
+
+def _rest(training: Training) -> int:
+    recipe, state, parallelism = training.recipe, training.state, training.parallelism
+    gradients = sum(param.numel() * param.element_size() for param in state.model.parameters() if param.requires_grad)
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in state.model.state_dict().values())
+    num_local = len(training.placement.replicas)
+    sums = gradients * (math.ceil(math.log2(num_local)) + (parallelism.data_group.count > 1))
+    average = weights if state.average is not None else 0
+    copies = 0
+    if parallelism.saves and parallelism.holders is None:
+        optimiser = sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(state.optimiser).values())
+        copies = weights + optimiser + average
+    report = _REPORT_BYTES if recipe.log.report and training.placement.is_lead else 0
+    return sums + average + copies + feed_bytes(training) + report
+
+
+def _valid_micro(training: Training) -> int:
+    """Return the samples of the largest micro-batch in validation."""
+    section, num_samples = training.recipe.valid, len(training.task.valid_source)
+    return min(section.micro, num_samples, section.max_samples or num_samples)
+
+
+def _extended(training: Training, micro_batch: int, *, train: bool = True) -> int:
+    """Return what passes of a micro-batch take, from trials with few samples."""
+    few = min(_FEW, micro_batch)
+    first = _trial(training, few, train=train)
+    if few == micro_batch:
+        return first
+    # The first trial says how many samples the second may have, so that it does no harm itself.
+    _, available = host_bytes()
+    affordable = int(_TRIAL_SHARE * available / training.placement.topology.instances_per_host / max(1, first) * few)
+    more = max(few + 1, min(max(2 * few, micro_batch // _SHARE), affordable, micro_batch))
+    second = _trial(training, more, train=train)
+    slope = max(0.0, (second - first) / (more - few))
+    return int(second + slope * (micro_batch - more))
+
+
+def _trial(training: Training, num_samples: int, *, train: bool = True) -> int:
+    """Return the most that passes of `num_samples` take beyond what is in use before."""
+    model, workload = training.state.model, training.task.workload
+    batch = workload.example(num_samples)
+    reset_peak()
+    before = resident_bytes()
+    if train:
+        workload.loss(model, batch).sum.backward()
+        for param in model.parameters():
+            param.grad = None
+    else:
+        with torch.inference_mode():
+            workload.loss(model.eval(), batch)
+        model.train()
+    return max(0, peak_bytes() - before)
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Leave buffers and torch's random numbers as they are now."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    random = torch.get_rng_state()
+    was_training = model.training
+    try:
+        yield
+    finally:
+        model.train(was_training)
+        torch.set_rng_state(random)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)

@@ -1,0 +1,81 @@
+"""Memory: a training that cannot fit is refused with what to change; one that fits is never held up or changed."""
+
+import pytest
+import torch
+
+from podium.recipe.loading import load_recipe
+from podium.training import memory
+from podium.training.build import build_training
+from tests.support.processes import assert_user_error, podium_here, run_files
+from tests.support.recipes import TINY
+
+
+def with_host(monkeypatch, total: float, available: float) -> None:
+    monkeypatch.setattr(memory, "host_bytes", lambda: (int(total), int(available)))
+
+
+def built(workload: str, *overrides: str):
+    name, *words = TINY[workload]
+    return build_training(load_recipe(name, [*words, *overrides]))
+
+
+def test_a_training_that_cannot_fit_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
+    with_host(monkeypatch, 1e8, 1e8)
+    done = podium_here("train", *TINY["mnist"], "--out", tmp_path / "run")
+    assert_user_error(
+        done, "this training needs about 0.", "GB of memory (batch.micro = 8 takes", "but this host has 0.1 GB",
+        "a smaller batch.micro", "parallel.recompute=true", "engine.memory_check=warn tries it nevertheless",
+    )  # fmt: skip
+    assert run_files(tmp_path) == []
+
+
+def test_it_is_tried_nevertheless_where_the_recipe_says_so(tmp_path, monkeypatch):
+    with_host(monkeypatch, 1e8, 1e8)
+    args = [*TINY["mnist"], "train.length=1up", "schedule.warmup=0"]
+    warned = podium_here("train", *args, "engine.memory_check=warn", "--out", tmp_path / "warn")
+    assert (warned.returncode, warned.stderr.count("this training needs about")) == (0, 1)
+    silent = podium_here("train", *args, "engine.memory_check=off", "--out", tmp_path / "off")
+    assert (silent.returncode, silent.stderr.count("this training needs about")) == (0, 0)
+
+
+def test_memory_that_others_have_taken_for_now_is_only_warned_of(tmp_path, monkeypatch):
+    with_host(monkeypatch, 1e12, 1e3)
+    done = podium_here("train", *TINY["mnist"], "train.length=1up", "schedule.warmup=0", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("GB are available on this host now") == 1
+
+
+def test_what_passes_take_grows_with_the_micro_batch(monkeypatch):
+    small, large = (memory.estimate(built("cnn", f"batch.micro={micro}")) for micro in (4, 128))
+    if small is None or large is None:
+        pytest.skip("this system does not tell the peak of a process's memory")
+    assert large.passes > 4 * small.passes
+    assert large.total > small.total
+
+
+def test_no_trial_is_larger_than_the_memory_that_is_there(monkeypatch):
+    """An estimate must not do what it warns of."""
+    with_host(monkeypatch, 1e12, 1e6)
+    tried = []
+    monkeypatch.setattr(
+        memory, "_trial", lambda training, num_samples, train=True: tried.append(num_samples) or num_samples * 10**9
+    )
+    found = memory.estimate(built("mnist", "batch.micro=128"))
+    assert found is None or (max(tried) <= 3 and found.passes == 128 * 10**9)
+
+
+def test_a_trial_leaves_the_model_and_random_numbers_as_they_are():
+    training = built("cnn")
+    before = {name: tensor.clone() for name, tensor in training.state.model.state_dict().items()}
+    random = torch.get_rng_state()
+    memory.estimate(training)
+    after = training.state.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert torch.equal(random, torch.get_rng_state())
+    assert training.state.model.training
+    assert all(param.grad is None for param in training.state.model.parameters())
+
+
+def test_the_estimate_changes_no_bit_of_a_training(tiny, tmp_path, weights_alone):
+    weights = {weights_alone([*tiny, f"engine.memory_check={mode}"]) for mode in ("error", "off")}
+    assert len(weights) == 1
