@@ -62,7 +62,7 @@ def test_patterns_must_match_and_leave_something_to_train():
     with pytest.raises(UserError, match="no parameter is left to train"):
         freeze(model(), ["0.*", "*"])
     section = OptimSection.model_validate({"name": "sgd", "lr": 1, "groups": [{"params": "x", "lr": 1}]})
-    with pytest.raises(UserError, match="optim.groups: 'x' matches no parameter"):
+    with pytest.raises(UserError, match=r"optim.groups: 'x' matches no parameter"):
         build_optimiser(section, model(), by_dimension(model()))
 
 

@@ -312,7 +312,7 @@ def test_an_exported_model_is_read_by_hugging_face_and_gives_the_same(tmp_path):
     rows = torch.arange(4)[:, None]
     torch.testing.assert_close(words, expected[rows, batch["masked"].long()], rtol=0, atol=1e-4)
     again = small_model(workload, 2)
-    start_from(workload, again, "bert", tmp_path / "out")
+    start_from(workload.from_huggingface, again, tmp_path / "out")
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
 
 

@@ -315,7 +315,7 @@ def test_weights_go_to_hugging_face_and_back(tied, tmp_path):
         for param in theirs.parameters():
             param.add_(0.1 * torch.randn_like(param))
         theirs.save_pretrained(tmp_path / "theirs")
-        huggingface.start_from(workload, model, "gpt2", tmp_path / "theirs")
+        huggingface.start_from(workload.from_huggingface, model, tmp_path / "theirs")
         torch.testing.assert_close(model(tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
 
 
@@ -326,7 +326,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
     def refused(**model):
         other = Workload(Gpt2Model(**{**SMALL, "vocabulary": 50, **model}), Gpt2Data(source="generated"))
         with pytest.raises(UserError) as told:
-            huggingface.start_from(other, other.build_model(), "gpt2", tmp_path / "out")
+            huggingface.start_from(other.from_huggingface, other.build_model(), tmp_path / "out")
         return str(told.value)
 
     assert "layers = 3" in refused(layers=3)
@@ -357,16 +357,8 @@ def test_export_and_init_from_join_two_trainings(trained, tmp_path):
     loss = trained.summary()["valid"]["last"]["loss"]
     assert again.summary()["valid"]["last"]["loss"] == pytest.approx(loss, rel=1e-4)
     bad = podium_here("train", tree, f"workload.init_from={tmp_path}", "--out", tmp_path / "bad")
-    assert_user_error(bad, "workload.init_from: there is no file", "config.json")
+    assert_user_error(bad, "expected a run, a checkpoint, a safetensors file or a folder in Hugging Face's format")
     assert not (tmp_path / "bad").exists()
-
-
-def test_workloads_without_a_form_there_say_so(tmp_path):
-    recipe = TINY["mnist"]
-    assert_user_error(
-        podium_here("train", *recipe, f"workload.init_from={tmp_path}", "--out", tmp_path / "run"),
-        "mnist has no form in Hugging Face's libraries",
-    )
 
 
 def test_every_recipe_can_be_read():

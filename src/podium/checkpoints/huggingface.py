@@ -6,7 +6,7 @@ the names of tensors (`to_huggingface`, `from_huggingface`). Nothing that is rea
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from podium.errors import UserError, system_reason
 from podium.machine.atomic_files import create_folder
 from podium.machine.bounded_files import read_mapping
 
+#: `from_huggingface` of a workload: copies tensors into its model
+Convert = Callable[[nn.Module, Mapping[str, Any], Mapping[str, Tensor]], None]
 #: indices of large models list thousands of tensors
 _JSON_BYTES = 32 << 20
 _CONFIG, _TENSORS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -49,12 +51,8 @@ def export(workload: Workload, model: nn.Module, name: str, folder: Path) -> lis
     return sorted(folder.iterdir())
 
 
-def start_from(workload: Workload, model: nn.Module, name: str, folder: Path) -> None:
-    """Load the weights of a folder in Hugging Face's format into the model."""
-    convert = getattr(workload, "from_huggingface", None)
-    if convert is None:
-        raise UserError(f"workload.init_from: the workload {name} has no form in Hugging Face's libraries")
-    folder = folder.expanduser()
+def start_from(convert: Convert, model: nn.Module, folder: Path) -> None:
+    """Load the weights of a folder in Hugging Face's format into the model; `convert` is that of its workload."""
     config = _read_json(folder / _CONFIG)
     try:
         convert(model, config, read_tensors(folder))

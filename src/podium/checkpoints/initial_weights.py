@@ -33,14 +33,15 @@ class Match:
     unequal: list[str]
 
 
-def load_initial_weights(workload: Workload, model: nn.Module, name: str, section: InitSection) -> Table:
+def load_initial_weights(workload: Workload, model: nn.Module, section: InitSection) -> Table:
     """Load the weights that a section names into the model; return a table of what matched.
 
     Weights of a Hugging Face folder are mapped by the workload, if it knows how; all others are found by name.
     """
     path = section.path.expanduser()
-    if huggingface.is_folder(path) and hasattr(workload, "from_huggingface") and not section.rename:
-        huggingface.start_from(workload, model, name, path)
+    convert = getattr(workload, "from_huggingface", None)
+    if convert is not None and huggingface.is_folder(path) and not section.rename:
+        huggingface.start_from(convert, model, path)
         return _table(path, Match(list(model.state_dict()), [], [], []))
     tensors = _renamed(_read(path, section), section.rename)
     match = _matched(model.state_dict(), tensors)

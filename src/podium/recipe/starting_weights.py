@@ -49,7 +49,8 @@ def take_sizes_of_folder(schema: type[Section], tree: Tree, origins: dict[str, s
 
 def _decided(schema: type[Section], tree: Tree) -> tuple[Tree, Tree, str] | None:
     """Return the keys of `workload.model` that a folder decides, its dropouts, and its file; None without a folder."""
-    folder = _below(tree, "workload").get("init_from")
+    start = _below(tree, "workload").get("init_from")
+    folder = start.get("path") if isinstance(start, dict) and not start.get("rename") else start
     of_folder = getattr(_model_section(schema), "of_huggingface", None)
     if not isinstance(folder, str) or of_folder is None:
         return None

@@ -156,7 +156,7 @@ def build_model(
     seed_torch(device, "weights", recipe.seed)
     model = workload.build_model().train()
     if fresh and recipe.workload.init_from is not None:
-        matched = load_initial_weights(workload, model, recipe.workload.name, recipe.workload.init_from)
+        matched = load_initial_weights(workload, model, recipe.workload.init_from)
         if tell:
             console.show_table(matched, message=True)
     freeze(model, recipe.optim.freeze)
