@@ -19,7 +19,7 @@ Points = list[tuple[float, float]]
 
 def draw_curves(run: Run) -> list[str]:
     """Return SVG drawings: the loss, the other metrics, the learning rate; none where there are no records."""
-    records = [_drawable(record) for record in run.records() if 0 <= record.get("epoch", -1) < _LARGEST]
+    records = [record for record in map(_drawable, run.records()) if record.get("epoch", -1) >= 0]
     best_update = run.summary().get("valid", {}).get("best", {}).get("update")
     drawings = []
     for name, lines in metric_lines(records).items():
