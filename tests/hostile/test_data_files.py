@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from podium.data.formats import cifar
 from podium.data.formats.idx import read_idx, write_idx
 from podium.data.formats.npy import read_npy
 from podium.data.formats.tfrecord import RecordFile, build_example, parse_example, write_records
@@ -21,7 +22,6 @@ from podium.data.images.stores import open_folders
 from podium.data.text.folder import load_tokenizer, open_text
 from podium.data.text.token_windows import open_tokens
 from podium.errors import UserError
-from podium.workloads.cnn import cifar
 from tests.support.hostile import NO_FILES, Tally, attack, changed_tree, damaged, no_hang, replace_by
 from tests.support.photos import photo, saved
 from tests.support.texts import write_text

@@ -24,7 +24,7 @@ def draw_curves(run: Run) -> list[str]:
     summary = run.summary()
     best_update = summary.get("valid", {}).get("best", {}).get("update")
     along: Along = "update" if shorter_than_an_epoch(summary) else "epoch"
-    records = [_drawable(record) for record in run.records() if 0 <= record.get(along, -1) < _LARGEST]
+    records = [record for record in map(_drawable, run.records()) if record.get(along, -1) >= 0]
     drawings = []
     for name, lines in metric_lines(records, along).items():
         best = [
