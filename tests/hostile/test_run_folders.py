@@ -433,7 +433,7 @@ def test_folders_of_hugging_face_with_any_content(tmp_path):
         (folder / name).write_bytes(data.draw(changes))
 
         def load() -> None:
-            huggingface.start_from(workload, model, "gpt2", folder)
+            huggingface.start_from(workload.from_huggingface, model, folder)
             if name == "config.json":
                 assert weights_sha256(model) == right
 
@@ -444,7 +444,7 @@ def test_folders_of_hugging_face_with_any_content(tmp_path):
     for kind in NO_FILES:
         for name in files:
             replace_by(folder / name, kind)
-            assert tally.refused(lambda: huggingface.start_from(workload, model, "gpt2", folder), folder)
+            assert tally.refused(lambda: huggingface.start_from(workload.from_huggingface, model, folder), folder)
             if (folder / name).is_dir():
                 (folder / name).rmdir()
             (folder / name).unlink(missing_ok=True)

@@ -68,7 +68,7 @@ def test_a_host_that_ends_before_it_joins_is_told_with_its_last_words():
     other.end()
 
 
-@pytest.mark.parametrize("text", ["''", "' '", "ssh -i 'key"])
+@pytest.mark.parametrize("text", ["", " ", "''", "' '", "ssh -i 'key"])
 def test_launch_ssh_is_a_command(text):
     with pytest.raises(UserError, match=r"launch\.ssh.*expected a command with its options"):
         load_recipe("mnist", [f"launch.ssh={text}"])

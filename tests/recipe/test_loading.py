@@ -267,7 +267,7 @@ def keys_of_text(schema, prefix=""):
     """Every key of a schema that takes text or a path and no number."""
     for name, field in schema.model_fields.items():
         key = f"{prefix}{field.alias or name}"
-        is_list = typing.get_origin(field.annotation) in (list, tuple)
+        is_list = typing.get_origin(field.annotation) in (list, tuple, dict)
         kinds = set() if is_list else {field.annotation, *typing.get_args(field.annotation)}
         for section in sections_of(field):
             yield from keys_of_text(section, f"{key}.")
@@ -278,8 +278,8 @@ def keys_of_text(schema, prefix=""):
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_overrides_of_text_are_what_was_given_to_the_character(workload):
     schema = schema_of(workload)
-    keys = set(keys_of_text(schema))
-    assert {"engine.device", "launch.ssh", "log.wandb_project", "workload.data.path", "workload.init_from"} <= keys
+    keys = {*keys_of_text(schema), "workload.init_from"}
+    assert {"engine.device", "launch.ssh", "log.wandb_project", "workload.data.path", "workload.init_from.path"} <= keys
     for key in keys:
         for text in TEXTS:
             assert parse_override(f"{key}={text}", schema) == (key, text)

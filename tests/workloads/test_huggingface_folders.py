@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from podium.checkpoints.huggingface import export, start_from
+from podium.checkpoints.huggingface import export
 from podium.errors import UserError
 from podium.recipe.loading import Recipe, load_recipe, recipe_from_tree
 from podium.runs.folder import Run
@@ -48,7 +48,7 @@ def started(recipe: Recipe):
     """The workload of a recipe, and its model with the weights of its folder."""
     workload = workload_class(recipe.workload.name)(recipe.workload.model, recipe.workload.data)
     model = workload.build_model().eval()
-    start_from(workload, model, recipe.workload.name, recipe.workload.init_from)
+    load_initial_weights(workload, model, recipe.workload.init_from)
     return workload, model
 
 

@@ -41,7 +41,6 @@ from podium.machine.signals import stop_signals
 from podium.recipe.sections.launch import LaunchSection
 from podium.topology import usable_cores
 from podium.ui.console import warn
-from podium.ui.terminal import leave_closed_terminal
 
 #: How often the launcher checks its instances, and they rotate cores: measured best between 0.02 and 0.3 s.
 _WATCH_S = 0.1
@@ -210,7 +209,6 @@ def _forwarding(host: _Host) -> Iterator[None]:
 
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
-        leave_closed_terminal()
         again = interrupted and number == signal.SIGINT
         interrupted = interrupted or number == signal.SIGINT
         host.stopped_by = signal.Signals(number).name

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from podium.errors import UserError
 from podium.recipe.messages import did_you_mean, explain
-from podium.recipe.overrides import COMMAND_LINE, parse_override
+from podium.recipe.overrides import COMMAND_LINE, SHORT, parse_override
 from podium.recipe.reading import Tree, read_yaml
 from podium.recipe.section import Section, sections_of
 from podium.recipe.sections.average import AverageSection
@@ -231,15 +231,11 @@ def _nested(dotted: str, value: Any) -> Tree:
     return tree
 
 
-#: sections that may be given by their most important key alone: `precision: 16.16`
-_SHORT = {"precision": "mode", "average": "method", "workload.init_from": "path"}
-
-
 def _merge(into: Tree, tree: Tree, prefix: str = "") -> None:
     for key, value in tree.items():
         dotted = f"{prefix}{key}"
-        if dotted in _SHORT and not isinstance(value, dict | None):
-            value = {_SHORT[dotted]: value}
+        if dotted in SHORT and not isinstance(value, dict | None):
+            value = {SHORT[dotted]: value}
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             _merge(into[key], value, f"{dotted}.")
         else:

@@ -17,6 +17,8 @@ from podium.recipe.section import Section, sections_of
 
 COMMAND_LINE = "command line"
 _NOTHING = ("", "null", "~")
+#: sections that may be given by their most important key alone: `precision: 16.16`
+SHORT = {"precision": "mode", "average": "method", "workload.init_from": "path"}
 
 
 def parse_override(text: str, schema: type[Section] | None = None) -> tuple[str, Any]:
@@ -28,6 +30,8 @@ def parse_override(text: str, schema: type[Section] | None = None) -> tuple[str,
     if len(parts) > MAX_DEPTH:
         raise UserError(f"{COMMAND_LINE}: {dotted[:80]}… is not a key: it has {len(parts):,} parts")
     kinds = set() if schema is None else set(_kinds(_annotation(schema, dotted)))
+    if schema is not None and dotted in SHORT:
+        kinds |= set(_kinds(_annotation(schema, f"{dotted}.{SHORT[dotted]}")))
     is_text = bool(kinds & {str, Path}) and not kinds & {int, float, bool}
     if type(None) in kinds and raw in _NOTHING:
         return dotted, None

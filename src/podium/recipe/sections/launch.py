@@ -14,7 +14,7 @@ def _command(text: str) -> str:
         words = shlex.split(text)
     except ValueError:
         words = []
-    if not words:
+    if not words or not words[0].strip():
         raise ValueError("expected a command with its options, such as ssh -p 2222")
     return text
 
