@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from podium.checkpoints.huggingface import export
+from podium.checkpoints.initial_weights import load_initial_weights
 from podium.errors import UserError
 from podium.recipe.loading import Recipe, load_recipe, recipe_from_tree
 from podium.runs.folder import Run
