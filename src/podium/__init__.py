@@ -1,3 +1,49 @@
-"""Podium: trains deep-learning models from one recipe, with the same weights on any number of processes."""
+"""Podium: trains deep-learning models from one recipe, with the same weights on any number of processes.
+
+    import podium
+    run = podium.fit(model, train=(x, y), loss="mse", length="20ep", optim={"name": "adamw", "lr": 1e-3})
+
+What is here is imported when it is first used, so that `import podium` loads no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from podium.contract import Batch as Batch
+    from podium.contract import Loss as Loss
+    from podium.contract import ParamGroup as ParamGroup
+    from podium.contract import Picture as Picture
+    from podium.contract import Prediction as Prediction
+    from podium.contract import Target as Target
+    from podium.recipe.section import Section as Section
+    from podium.ui.table import Table as Table
+    from podium.workloads.own.base import OwnWorkload
+
+    Workload = OwnWorkload
 
 __version__ = "0.1.0"
+
+#: public name -> (module, name in it)
+_PUBLIC = {
+    "Batch": ("podium.contract", "Batch"),
+    "Loss": ("podium.contract", "Loss"),
+    "ParamGroup": ("podium.contract", "ParamGroup"),
+    "Picture": ("podium.contract", "Picture"),
+    "Prediction": ("podium.contract", "Prediction"),
+    "Section": ("podium.recipe.section", "Section"),
+    "Table": ("podium.ui.table", "Table"),
+    "Target": ("podium.contract", "Target"),
+    "Workload": ("podium.workloads.own.base", "OwnWorkload"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'podium' has no attribute {name!r}")
+    module, member = _PUBLIC[name]
+    return getattr(importlib.import_module(module), member)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -41,6 +41,34 @@ NumInstances = Annotated[
 ]
 Hosts = Annotated[str | None, typer.Option(help="Hosts that share the instances, e.g. a,b; they meet at the first.")]
 Join = Annotated[bool, typer.Option("--join", help="Start only this host's part; run the same on every other host.")]
+
+
+def _trust(given: bool) -> bool:
+    if given:
+        from podium.runs.own_code import CHOICE
+
+        CHOICE.trust = True
+    return given
+
+
+def _code(given: str | None) -> str | None:
+    if given is not None:
+        from podium.errors import UserError
+        from podium.runs.own_code import CHOICE
+
+        if given not in ("copy", "now"):
+            raise UserError(f"--code {given}: expected copy or now")
+        CHOICE.which = "copy" if given == "copy" else "now"
+    return given
+
+
+Trust = Annotated[
+    bool, typer.Option("--trust", callback=_trust, help="Let a run that was not made here run its workload's code.")
+]
+Code = Annotated[
+    str | None,
+    typer.Option("--code", callback=_code, help="If your workload has changed: the run's `copy`, or as it is `now`."),
+]
 WhichCheckpoint = Annotated[str, typer.Option(help="`last`, `best`, `average` or the number of an update.")]
 
 
@@ -57,6 +85,15 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except Exception as error:
+        from podium.workloads.registry import explain_own
+
+        shown = explain_own(error)
+        if shown is None:
+            raise
+        leave_closed_terminal()
+        print(f"podium: {shown}", file=sys.stderr)
+        sys.exit(shown.exit_code)
     sys.exit(0)
 
 
@@ -106,6 +143,8 @@ def resume(
     checkpoint: Annotated[
         int | None, typer.Option(help="Go back to the checkpoint of this update; later ones are removed.")
     ] = None,
+    trust: Trust = False,
+    code: Code = None,
 ) -> None:
     """Continue a run from its newest good checkpoint, on any number of instances and stages."""
     with StopRequest(os.getpid()) as stop:
@@ -160,6 +199,8 @@ def validate(
     checkpoint: Annotated[
         str, typer.Option(help="`last`, `best`, `average`, the number of an update, or `all`.")
     ] = "last",
+    trust: Trust = False,
+    code: Code = None,
 ) -> None:
     """Compute loss and metrics of one checkpoint, or of all."""
     from podium.commands import runs
@@ -176,6 +217,8 @@ def predict(
         typer.Argument(metavar="KEY=VALUE", help="Keys of workload.data for this prediction.", show_default=False),
     ] = None,
     checkpoint: WhichCheckpoint = "last",
+    trust: Trust = False,
+    code: Code = None,
 ) -> None:
     """Write the pictures and tables of a checkpoint into the run's report."""
     from podium.commands import runs
@@ -192,6 +235,8 @@ def export(
         Path | None, typer.Option(help="Folder to write.", show_default="huggingface in the run folder")
     ] = None,
     checkpoint: WhichCheckpoint = "last",
+    trust: Trust = False,
+    code: Code = None,
 ) -> None:
     """Write the model for other libraries: config.json, model.safetensors, tokenizer.json."""
     from podium.commands import runs
@@ -209,6 +254,8 @@ def average(
     last: Annotated[int, typer.Option(min=1, help="How many of the newest checkpoints to average.")] = 5,
     method: Annotated[str, typer.Option(help="mean or exponential.")] = "mean",
     decay: Annotated[float, typer.Option(help="exponential: weight of the older ones at each step.")] = 0.97,
+    trust: Trust = False,
+    code: Code = None,
 ) -> None:
     """Average the weights of the newest checkpoints, and validate the result."""
     from podium.commands import runs

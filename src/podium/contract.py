@@ -94,7 +94,7 @@ class Workload(Protocol):
     ModelSection: ClassVar[type[Section]]
     DataSection: ClassVar[type[Section]]
     #: what a good run of the default recipe reaches
-    target: Target
+    target: Target | None
 
     def build_model(self) -> nn.Module:
         """Build a plain single-device module; its weights come from torch's default generator, seeded by the caller."""

@@ -257,7 +257,7 @@ def _whole_model(run: Run, training: Training, model: nn.Module) -> nn.Module:
 
 def _environment(training: Training) -> dict:
     placement = training.placement
-    return environment(placement.threads, placement.device, placement.busy_threads)
+    return environment(placement.threads, placement.device, placement.busy_threads, training.recipe.workload.name)
 
 
 def _named(prefix: str, means: Mapping[str, float], separator: str = "/") -> dict[str, float]:

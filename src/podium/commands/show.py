@@ -10,6 +10,7 @@ from podium.errors import UserError
 from podium.recipe.loading import load_recipe, to_yaml
 from podium.runs.folder import Run
 from podium.ui.console import warn
+from podium.workloads.registry import is_own
 
 
 def show(name: str, overrides: list[str]) -> None:
@@ -22,7 +23,9 @@ def show(name: str, overrides: list[str]) -> None:
         return
     if overrides:
         raise UserError(f"{name} is a run, whose recipe is shown as it is: leave out {overrides[0]}")
-    print(f"# {describe(run)}\n{to_yaml(run.recipe().tree())}", end="")
+    tree = run.tree()  # that of a user's workload is shown without running its code
+    own = isinstance(tree.get("workload"), dict) and is_own(str(tree["workload"].get("name")))
+    print(f"# {describe(run)}\n{to_yaml(tree if own else run.recipe().tree())}", end="")
 
 
 def _warn_of_missing_device(name: str) -> None:

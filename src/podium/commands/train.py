@@ -11,7 +11,6 @@ from typing import NoReturn
 import torch
 
 from podium import __version__
-from podium import train as training
 from podium.checkpoints.reading import go_back
 from podium.commands.runs import print_summary
 from podium.data.sources.hdf5 import divide_memory
@@ -20,6 +19,7 @@ from podium.errors import Interrupted, UserError
 from podium.launch.environment import Place, find_place
 from podium.launch.plan import plan_launch, ssh_commands
 from podium.recipe.loading import Recipe, load_recipe, parse_override, recipe_with
+from podium.runs import own_code
 from podium.runs.folder import Run, check_free, next_free_folder, open_run
 from podium.topology import (
     Topology,
@@ -29,6 +29,8 @@ from podium.topology import (
     resolve_threads,
     usable_cores,
 )
+from podium.train import resume as resume_training
+from podium.train import train as train_recipe
 from podium.training.stop_request import StopRequest, resume_continues
 from podium.tune.tuner import tuned
 from podium.ui.console import say, show_table, warn
@@ -57,7 +59,7 @@ def train(
             if restarted and out is None:
                 raise UserError("the launcher has restarted the instances: give --out, so that they find their run")
             recipe = load_recipe(name, overrides)
-            return recipe, lambda topo, them: training.train(recipe, folder, topo, them, stop, again=restarted)
+            return recipe, lambda topo, them: train_recipe(recipe, folder, topo, them, stop, again=restarted)
 
         _as_instance(place, stop, load)
     recipe = load_recipe(name, overrides)
@@ -68,7 +70,7 @@ def train(
         recipe = load_recipe(name, overrides)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
-        print_summary(training.train(recipe, folder, topology, stop=stop))
+        print_summary(train_recipe(recipe, folder, topology, stop=stop))
         return
     with _launching(Run(folder), stop):
         _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join)
@@ -98,17 +100,17 @@ def resume(
             run, recipe = _run_to_continue(path, overrides)
             if place.index == 0 and not restarted:
                 _go_back(run, update)
-            return recipe, lambda topo, them: training.resume(run, recipe, topo, them, stop, again=restarted)
+            return recipe, lambda topo, them: resume_training(run, recipe, topo, them, stop, again=restarted)
 
         _as_instance(place, stop, load)
     run, recipe = _run_to_continue(path, overrides)
     _go_back(run, update)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
-        print_summary(training.resume(run, recipe, topology, stop=stop))
+        print_summary(resume_training(run, recipe, topology, stop=stop))
         return
     with _launching(run, stop):
-        _launch(recipe, topology, ["resume", str(path), *overrides], path, hosts, join)
+        _launch(recipe, topology, ["resume", str(path), *overrides, *own_code.CHOICE.flags()], path, hosts, join)
 
 
 def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
@@ -120,6 +122,7 @@ def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
                 f"{key} cannot change when a run continues, only {_ALSO} and keys of {' and '.join(_CARRIED_BY)} can: "
                 "`podium train` begins a new one"
             )
+    own_code.check_unchanged(run.path, str(run.tree().get("workload", {}).get("name")), run.environment())
     return run, recipe_with(run.recipe(), changed) if changed else run.recipe()
 
 

@@ -34,7 +34,14 @@ from podium.recipe.sections.train import TrainSection
 from podium.recipe.sections.valid import ValidSection
 from podium.recipe.sections.workload import WorkloadSection
 from podium.recipe.shipped import SHIPPED, shipped_recipes
-from podium.workloads.registry import WORKLOADS, workload_sections
+from podium.workloads.registry import (
+    WorkloadSections,
+    identity,
+    is_known,
+    known_names,
+    resolved_name,
+    workload_sections,
+)
 
 COMMAND_LINE = "command line"
 Tree = dict[str, Any]
@@ -65,8 +72,10 @@ class Recipe(Section):
         return tree
 
     def sha256(self) -> str:
-        """Return a hash that identifies the training: any change of a resolved value changes it."""
-        return hashlib.sha256(json.dumps(self.tree(), sort_keys=True).encode()).hexdigest()
+        """Return a hash that identifies the training: it changes with any resolved value, and with a user's code."""
+        tree = self.tree()
+        tree["workload"]["name"] = identity(self.workload.name)
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 class Layer(NamedTuple):
@@ -84,6 +93,7 @@ def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
         dotted, value = parse_override(text)
         _merge(written, _nested(dotted, value))
     if written:
+        _resolve_code(written, Path())
         layers.append(Layer(COMMAND_LINE, written))
     plain: Tree = {}
     for layer in layers:
@@ -180,7 +190,15 @@ def _read(name: str, chain: tuple[Path, ...]) -> list[Layer]:
     shown = path.relative_to(SHIPPED.parent) if path.is_relative_to(SHIPPED) else path
     tree: Tree = {}
     _merge(tree, own)
+    _resolve_code(tree, path.parent)
     return [*layers, Layer(str(shown), tree)]
+
+
+def _resolve_code(tree: Tree, folder: Path) -> None:
+    """Make the path of a user's workload independent of `folder`, which its relative form starts from."""
+    workload = tree.get("workload")
+    if isinstance(workload, dict) and isinstance(workload.get("name"), str):
+        workload["name"] = resolved_name(workload["name"], folder)
 
 
 def read_yaml(path: Path) -> Tree:
@@ -264,19 +282,23 @@ def _workload_schema(tree: Tree, origins: Mapping[str, str], where: str) -> type
     """Return the schema of the recipe's workload."""
     workload = tree.get("workload")
     name = workload.get("name") if isinstance(workload, dict) else None
-    if isinstance(name, str) and name in WORKLOADS:
+    if isinstance(name, str) and is_known(name):
         return schema_of(name)
     shown = f"workload.name = {json.dumps(name, default=str)}" if name is not None else "workload.name is missing"
+    names = known_names()
     raise UserError(
-        f"{origins.get('workload.name', where)}: {shown}: expected one of {', '.join(WORKLOADS)}"
-        + did_you_mean(name, WORKLOADS)
+        f"{origins.get('workload.name', where)}: {shown}: expected one of {', '.join(names)}, or a file of your own "
+        f"such as mine.py" + did_you_mean(name, names)
     )
 
 
-@cache
 def schema_of(workload: str) -> type[Recipe]:
-    """Return the schema of recipes for a workload of the table."""
-    sections = workload_sections(workload)
+    """Return the schema of recipes for a workload, shipped or a user's."""
+    return _schema_with(workload_sections(workload))
+
+
+@cache
+def _schema_with(sections: WorkloadSections) -> type[Recipe]:
     section = create_model(
         "WorkloadSection",
         __base__=WorkloadSection,

@@ -21,6 +21,7 @@ from podium import __version__
 from podium.errors import UserError, system_reason, writing
 from podium.launch.environment import user_command
 from podium.recipe.loading import Recipe, read_yaml, recipe_from_tree, to_yaml
+from podium.runs import own_code
 from podium.topology import usable_cores
 
 if TYPE_CHECKING:
@@ -119,7 +120,15 @@ class Run:
 
     def recipe(self) -> Recipe:
         """Return the resolved recipe that this run was started with."""
-        return recipe_from_tree(read_yaml(self.recipe_file), where=str(self.recipe_file))
+        tree = self.tree()
+        workload = tree.get("workload")
+        if isinstance(workload, dict) and isinstance(name := workload.get("name"), str):
+            workload["name"] = own_code.name_to_use(self.path, name, self.environment())
+        return recipe_from_tree(tree, where=str(self.recipe_file))
+
+    def tree(self) -> dict[str, Any]:
+        """Return the recipe as it was saved, read without importing a workload."""
+        return read_yaml(self.recipe_file)
 
     def summary(self) -> dict[str, Any]:
         return _read_json(self.summary_file)
@@ -178,6 +187,7 @@ def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Ru
     try:
         with writing(path):
             run.log.mkdir()
+        own_code.keep(path, recipe.workload.name)
         write_json(run.environment_file, environment)
         replace_file(run.recipe_file, to_yaml(recipe.tree()).encode())
     except UserError:
@@ -196,8 +206,13 @@ def open_run(path: Path) -> Run:
     return run
 
 
-def environment(threads_per_replica: int, device: "torch.device", busy_threads: int | None = None) -> dict[str, Any]:
-    """Return what a run that starts now runs on, and everything its bits depend on beside the recipe."""
+def environment(
+    threads_per_replica: int, device: "torch.device", busy_threads: int | None = None, workload: str = ""
+) -> dict[str, Any]:
+    """Return what a run that starts now runs on, and everything its bits depend on beside the recipe.
+
+    `workload`: its name, which may lead to a user's code.
+    """
     import psutil
     import torch
 
@@ -221,6 +236,7 @@ def environment(threads_per_replica: int, device: "torch.device", busy_threads: 
         "host": socket.gethostname(),
         "packages": {name: metadata.version(name) for name in ("numpy", "h5py", "safetensors", "pydantic")},
         "command": user_command(os.environ),
+        **({own_code.COPIES: code} if (code := own_code.record(workload)) else {}),
     }
 
 
@@ -229,6 +245,8 @@ def differing_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
     differing = [name for name in BIT_CONDITIONS if before.get(name) != now.get(name)]
     if "kernels" not in before and "kernels" in differing:  # a run from before they were recorded
         differing.remove("kernels")
+    had_code, has_code = (side.get(own_code.COPIES, {}).get("files", {}) for side in (before, now))
+    code = sorted(path for path in had_code if has_code.get(path, had_code[path]) != had_code[path])
     texts = {name: f"{name} {before.get(name)} → {now.get(name)}" for name in differing}
     if "kernels" in differing:
         had, has = set(before["kernels"]), set(now.get("kernels", ()))
@@ -236,7 +254,7 @@ def differing_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
         texts["kernels"] = "kernels " + " and ".join(
             f"{word} {', '.join(names)}" for word, names in changes.items() if names
         )
-    return ["torch_build" if name == "torch_build" else texts[name] for name in differing]
+    return ["torch_build" if name == "torch_build" else texts[name] for name in differing] + code
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -59,7 +59,36 @@ def predict(
     )
 
 
-def _draw_confusion(counts: NDArray, names: tuple[str, ...], path: Path) -> Path:
+def predict_labels(labels: NDArray, output: NDArray, class_names: tuple[str, ...], folder: Path) -> Prediction:
+    """Return the same for samples that are no images: logits (samples, classes) and labels; mistakes as a table."""
+    probability = _softmax(output.astype(np.float64))
+    predicted = probability.argmax(axis=1)
+    num_classes = len(class_names)
+    counts = np.bincount(labels * num_classes + predicted, minlength=num_classes**2).reshape(num_classes, num_classes)
+    wrong = np.flatnonzero(predicted != labels)
+    worst = wrong[np.argsort(-probability[wrong, predicted[wrong]], kind="stable")][:_NUM_MISTAKES]
+    summary = f"{len(labels) - len(wrong):,} of {len(labels):,} samples are classified correctly"
+    mistakes = [
+        [
+            str(sample),
+            f"{class_names[predicted[sample]]}  {_percent(probability[sample, predicted[sample]])}",
+            f"{class_names[labels[sample]]}  {_percent(probability[sample, labels[sample]])}",
+        ]
+        for sample in worst
+    ]
+    confusion = Picture(
+        "Confusion matrix",
+        _draw_confusion(counts, class_names, folder / "confusion.png", "samples"),
+        f"{summary}. Numbers count samples; colours show the share of the true class.",
+    )
+    tables = [_table(counts, class_names, "samples")]
+    if mistakes:
+        caption = f"The {len(worst)} of {len(wrong):,} mistakes in which the model was most confident."
+        tables.append(Table("Worst mistakes", ["sample", "predicted", "true"], mistakes, caption))
+    return Prediction([confusion], tables)
+
+
+def _draw_confusion(counts: NDArray, names: tuple[str, ...], path: Path, what: str = "test images") -> Path:
     num_classes = len(names)
     share = 100.0 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     long_names = max(map(len, names)) > 3
@@ -99,7 +128,7 @@ def _draw_confusion(counts: NDArray, names: tuple[str, ...], path: Path) -> Path
                     color="white" if share[true, predicted] > 35 else figures.INK,
                 )
         accuracy = counts.trace() / max(counts.sum(), 1)
-        axes.set_title(f"Confusion matrix: {100 * accuracy:.2f} % of {counts.sum():,} test images correct", pad=12)
+        axes.set_title(f"Confusion matrix: {100 * accuracy:.2f} % of {counts.sum():,} {what} correct", pad=12)
         bar = fig.colorbar(image, ax=axes, shrink=0.7, aspect=28, pad=0.02, ticks=[0, 1, 5, 20, 50, 100])
         bar.ax.set_yticklabels(["0 %", "1 %", "5 %", "20 %", "50 %", "100 %"])
         bar.set_label("share of the true class")
@@ -153,7 +182,7 @@ def _draw_mistakes(
         return figures.save(fig, path)
 
 
-def _table(counts: NDArray, names: tuple[str, ...]) -> Table:
+def _table(counts: NDArray, names: tuple[str, ...], what: str = "images") -> Table:
     rows = []
     for label, name in enumerate(names):
         num_true, num_predicted = counts[label].sum(), counts[:, label].sum()
@@ -165,9 +194,9 @@ def _table(counts: NDArray, names: tuple[str, ...]) -> Table:
     rows.append(["all", f"{counts.sum():,}", _ratio(counts.trace(), counts.sum()), "", ""])
     return Table(
         "Accuracy by class",
-        ["class", "images", "accuracy", "precision", "most often taken for"],
+        ["class", what, "accuracy", "precision", "most often taken for"],
         rows,
-        "Accuracy: share of the class's images classified correctly. Precision: share of the predictions of the class "
+        f"Accuracy: share of the class's {what} classified correctly. Precision: share of the predictions of the class "
         "that are correct.",
     )
 

@@ -1,0 +1,164 @@
+"""A user's code and a run: recorded and copied when the run begins, compared and trusted when it is used again.
+
+Code runs only because a user named it. A recipe names it on this machine; a run folder may come from elsewhere. So the
+checksums of code that was named here are kept in the user's state folder, outside of all runs, and a run whose code is
+not among them is used only after `--trust`.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from podium.errors import UserError, writing
+from podium.machine.state_folder import state_folder
+from podium.ui.console import warn
+from podium.workloads.registry import code_files, file_sha256, is_own, is_own_file, renamed_file
+
+#: folder of a run with the copies
+COPIES = "code"
+#: more files than this are not one workload
+_MAX_FILES = 10_000
+
+
+@dataclass
+class Choice:
+    """What the user has said about the code of runs: set by the options of a command."""
+
+    trust: bool = False
+    #: copy: that of the run; now: the file as it is; None: whichever is unchanged
+    which: Literal["copy", "now"] | None = None
+
+    def flags(self) -> list[str]:
+        """Return the options that say the same to other processes."""
+        # Whoever starts them has trusted the code already.
+        return ["--trust", *(["--code", self.which] if self.which else [])] if self.trust or self.which else []
+
+
+CHOICE = Choice()
+
+
+def record(name: str) -> dict[str, Any]:
+    """Return what `environment.json` holds about the code of a workload; nothing for one that is shipped."""
+    if not is_own(name):
+        return {}
+    files = code_files(name)
+    return {"name": name, "root": str(files.root), "files": dict(files.sha256)}
+
+
+def keep(run: Path, name: str) -> None:
+    """Copy the code of a workload into a new run, and remember that it was named here."""
+    if not is_own(name):
+        return
+    files = code_files(name)
+    for relative in files.sha256:
+        target = run / COPIES / relative
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(files.root / relative, target)
+    remember(name, files.sha256.values())
+
+
+def remember(name: str, digests: Any) -> None:
+    """Note in the user's state folder that code was named here; a folder that cannot be written is warned of."""
+    keys = [*digests] if is_own_file(name) else [*digests, _module_key(name)]
+    folder = state_folder(COPIES)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for key in keys:
+            note = folder / key
+            if not note.exists():
+                note.write_text(json.dumps({"name": name, "first": datetime.now().astimezone().isoformat()}))
+    except OSError as error:
+        warn(f"{folder} cannot be written ({error.strerror}): a later `podium resume` will ask for --trust")
+
+
+def name_to_use(run: Path, name: str, environment: Mapping[str, Any]) -> str:
+    """Return the name under which the code of a run is imported: the user's own file, or the run's copy of it.
+
+    Raises UserError where the code is missing, or not known here and not trusted. Imports nothing.
+    """
+    if not is_own(name):
+        return name
+    recorded = _recorded(run, environment)
+    if not is_own_file(name):
+        _check_trusted(run, name, [_module_key(name)], f"the module of {name}")
+        return name
+    root = Path(str(recorded.get("root", "")))
+    main = Path(name.rpartition(":")[0] if not name.endswith(".py") else name)
+    files: dict[str, str] = recorded.get("files", {})
+    changed = changed_files(root, files)
+    use_copy = CHOICE.which == "copy" or (CHOICE.which is None and bool(changed))
+    if not use_copy:
+        here = {relative: root / relative for relative in files} if files else {main.name: main}
+        _check_trusted(run, name, [file_sha256(path) for path in here.values()], str(main))
+        return name
+    if not main.is_relative_to(root) or not (run / COPIES / main.relative_to(root)).is_file():
+        raise UserError(f"{main} has changed or is gone, and {run} has no copy of it: give the file back its content")
+    copy = run / COPIES / main.relative_to(root)
+    if CHOICE.which is None and main.exists():
+        warn(f"{changed[0]} has changed since {run} began: using the run's own copy ({copy})")
+    _check_trusted(run, name, [file_sha256(run / COPIES / relative) for relative in files], str(copy))
+    return renamed_file(name, copy.resolve())
+
+
+def check_unchanged(run: Path, name: str, environment: Mapping[str, Any]) -> None:
+    """Raise UserError where a run would continue with code that has changed, unless the user has said with which."""
+    if CHOICE.which is not None or not is_own_file(name):
+        return
+    recorded = _recorded(run, environment)
+    root = Path(str(recorded.get("root", "")))
+    changed = [path for path in changed_files(root, recorded.get("files", {})) if path.exists()]
+    if changed:
+        raise UserError(
+            f"{changed[0]} has changed since {run} began: add --code copy to continue with the run's own copy "
+            f"({run / COPIES}), or --code now to continue with the file as it is, whose bits may differ"
+        )
+
+
+def changed_files(root: Path, files: Mapping[str, str]) -> list[Path]:
+    """Return those of the recorded files that are gone or differ from what was recorded."""
+    return [
+        path
+        for relative, digest in files.items()
+        if not (path := root / relative).is_file() or file_sha256(path) != digest
+    ]
+
+
+def _recorded(run: Path, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a run, which may come from elsewhere and say anything."""
+    found = environment.get(COPIES)
+    if found is None:
+        return {}
+    files = found.get("files") if isinstance(found, dict) else None
+    if (
+        not isinstance(files, dict)
+        or len(files) > _MAX_FILES
+        or not isinstance(found.get("root"), str)
+        or not all(isinstance(digest, str) and _is_inside(relative) for relative, digest in files.items())
+    ):
+        raise UserError(f"{run / 'environment.json'} is damaged: its record of the code cannot be understood")
+    return dict(found)
+
+
+def _is_inside(relative: str) -> bool:
+    path = Path(relative)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def _check_trusted(run: Path, name: str, keys: list[str], shown: str) -> None:
+    if all((state_folder(COPIES) / key).is_file() for key in keys):
+        return
+    if not CHOICE.trust:
+        raise UserError(
+            f"{run} would run code that was never run here ({shown}): look at it, then add --trust if it may run"
+        )
+    remember(name, keys)
+
+
+def _module_key(name: str) -> str:
+    return hashlib.sha256(f"module {name}".encode()).hexdigest()
