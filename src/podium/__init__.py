@@ -7,9 +7,16 @@ What is here is imported when it is first used, so that `import podium` loads no
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from podium.api import Run as Run
+    from podium.api import fit as fit
+    from podium.api import load as load
+    from podium.api import open_run as open_run
+    from podium.api import train as train
     from podium.contract import Batch as Batch
     from podium.contract import Loss as Loss
     from podium.contract import ParamGroup as ParamGroup
@@ -35,6 +42,11 @@ _PUBLIC = {
     "Table": ("podium.ui.table", "Table"),
     "Target": ("podium.contract", "Target"),
     "Workload": ("podium.workloads.own.base", "OwnWorkload"),
+    "Run": ("podium.api", "Run"),
+    "fit": ("podium.api", "fit"),
+    "load": ("podium.api", "load"),
+    "open_run": ("podium.api", "open_run"),
+    "train": ("podium.api", "train"),
 }
 
 
@@ -47,3 +59,14 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_PUBLIC])
+
+
+class _Package(ModuleType):
+    """This package, whose `train` is the function, although there is a module of that name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "train" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

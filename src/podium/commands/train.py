@@ -15,6 +15,7 @@ from podium.checkpoints.reading import go_back
 from podium.commands.runs import print_summary
 from podium.data.sources.hdf5 import divide_memory
 from podium.distributed.instances import Instances
+from podium.distributed.lost import InstanceLost
 from podium.errors import Interrupted, UserError
 from podium.launch.environment import Place, find_place
 from podium.launch.plan import plan_launch, ssh_commands
@@ -34,6 +35,7 @@ from podium.train import train as train_recipe
 from podium.training.stop_request import StopRequest, resume_continues
 from podium.tune.tuner import tuned
 from podium.ui.console import say, show_table, warn
+from podium.workloads.registry import explain_own
 
 #: the training itself, as one instance of several
 Body = Callable[[Topology, Instances], Run]
@@ -194,6 +196,20 @@ def _launching(run: Run, stop: StopRequest) -> Iterator[None]:
             raise
 
 
+@contextmanager
+def _own_errors_told() -> Iterator[None]:
+    """Raise what a user's code raised as an error that is told in their words, and after which nothing is restarted."""
+    try:
+        yield
+    except InstanceLost:
+        raise
+    except Exception as error:
+        shown = explain_own(error)
+        if shown is None:
+            raise
+        raise shown from error
+
+
 def _as_instance(place: Place, stop: StopRequest, load: Callable[[], tuple[Recipe, Body]]) -> NoReturn:
     """Run what `load` returns as one instance of several, and end this process."""
     from podium.launch.failures import stop_was_requested
@@ -206,7 +222,8 @@ def _as_instance(place: Place, stop: StopRequest, load: Callable[[], tuple[Recip
     divide_memory(place.local_count)
 
     def load_task() -> InstanceTask:
-        recipe, body = load()
+        with _own_errors_told():
+            recipe, body = load()
         facts = {
             "podium": __version__,
             "torch": torch.__version__,
@@ -215,7 +232,8 @@ def _as_instance(place: Place, stop: StopRequest, load: Callable[[], tuple[Recip
         }
 
         def run(topology: Topology, instances: Instances) -> None:
-            done = body(topology, instances)
+            with _own_errors_told():
+                done = body(topology, instances)
             if instances.index == 0 and place.launch_folder is None:
                 print_summary(done)
 

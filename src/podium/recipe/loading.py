@@ -35,6 +35,7 @@ from podium.recipe.sections.valid import ValidSection
 from podium.recipe.sections.workload import WorkloadSection
 from podium.recipe.shipped import SHIPPED, shipped_recipes
 from podium.workloads.registry import (
+    FITTED,
     WorkloadSections,
     identity,
     is_known,
@@ -75,6 +76,8 @@ class Recipe(Section):
         """Return a hash that identifies the training: it changes with any resolved value, and with a user's code."""
         tree = self.tree()
         tree["workload"]["name"] = identity(self.workload.name)
+        if self.workload.name == FITTED:
+            tree["workload"]["model"].pop("objects")  # where the run lies
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 

@@ -23,6 +23,7 @@ from podium.launch.environment import user_command
 from podium.recipe.loading import Recipe, read_yaml, recipe_from_tree, to_yaml
 from podium.runs import own_code
 from podium.topology import usable_cores
+from podium.workloads.registry import FITTED
 
 if TYPE_CHECKING:
     import torch
@@ -124,6 +125,8 @@ class Run:
         workload = tree.get("workload")
         if isinstance(workload, dict) and isinstance(name := workload.get("name"), str):
             workload["name"] = own_code.name_to_use(self.path, name, self.environment())
+            if name == FITTED:
+                workload["model"] = own_code.fitted_objects(self.path, workload.get("model"))
         return recipe_from_tree(tree, where=str(self.recipe_file))
 
     def tree(self) -> dict[str, Any]:
@@ -172,7 +175,7 @@ def check_free(path: Path) -> None:
         raise UserError(f"{path} is a file: choose another folder with --out")
     if (path / "recipe.yaml").exists():
         raise UserError(f"{path} already holds a run: continue it with `podium resume {path}` or choose another --out")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and any(child.name != own_code.OBJECTS for child in path.iterdir()):
         raise UserError(f"{path} is not empty: choose another folder with --out")
 
 

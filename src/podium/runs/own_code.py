@@ -8,19 +8,21 @@ not among them is used only after `--trust`.
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from podium.errors import UserError, writing
 from podium.machine.state_folder import state_folder
 from podium.ui.console import warn
-from podium.workloads.registry import code_files, file_sha256, is_own, is_own_file, renamed_file
+from podium.workloads.registry import FITTED, code_files, file_sha256, is_own, is_own_file, renamed_file
 
-#: folder of a run with the copies
-COPIES = "code"
+#: folders of a run with the copies, and with what `podium.fit` was given
+COPIES, OBJECTS = "code", "fit"
 #: more files than this are not one workload
 _MAX_FILES = 10_000
 
@@ -65,7 +67,10 @@ def keep(run: Path, name: str) -> None:
 
 def remember(name: str, digests: Any) -> None:
     """Note in the user's state folder that code was named here; a folder that cannot be written is warned of."""
-    keys = [*digests] if is_own_file(name) else [*digests, _module_key(name)]
+    _note(name, [*digests, _name_key(name)])
+
+
+def _note(name: str, keys: list[str]) -> None:
     folder = state_folder(COPIES)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +82,18 @@ def remember(name: str, digests: Any) -> None:
         warn(f"{folder} cannot be written ({error.strerror}): a later `podium resume` will ask for --trust")
 
 
+def fitted_objects(run: Path, model: Any) -> Any:
+    """Return the section `workload.model` of a run of `podium.fit`, with the objects in the run's own folder.
+
+    Raises UserError where they were not written here and are not trusted, as building them calls what they name.
+    """
+    objects = run / OBJECTS
+    if not isinstance(model, dict) or not (objects / "objects.json").is_file():
+        return {**model, "objects": None} if isinstance(model, dict) else model
+    _check_trusted(run, FITTED, [file_sha256(objects / "objects.json")], str(objects / "objects.json"), copied=True)
+    return {**model, "objects": str(objects.resolve())}
+
+
 def name_to_use(run: Path, name: str, environment: Mapping[str, Any]) -> str:
     """Return the name under which the code of a run is imported: the user's own file, or the run's copy of it.
 
@@ -86,7 +103,7 @@ def name_to_use(run: Path, name: str, environment: Mapping[str, Any]) -> str:
         return name
     recorded = _recorded(run, environment)
     if not is_own_file(name):
-        _check_trusted(run, name, [_module_key(name)], f"the module of {name}")
+        _check_trusted(run, name, [_name_key(name)], f"the module of {name}")
         return name
     root = Path(str(recorded.get("root", "")))
     main = Path(name.rpartition(":")[0] if not name.endswith(".py") else name)
@@ -94,15 +111,19 @@ def name_to_use(run: Path, name: str, environment: Mapping[str, Any]) -> str:
     changed = changed_files(root, files)
     use_copy = CHOICE.which == "copy" or (CHOICE.which is None and bool(changed))
     if not use_copy:
-        here = {relative: root / relative for relative in files} if files else {main.name: main}
-        _check_trusted(run, name, [file_sha256(path) for path in here.values()], str(main))
+        _check_trusted(run, name, [_name_key(name)], str(main))  # the user named this very file here
         return name
     if not main.is_relative_to(root) or not (run / COPIES / main.relative_to(root)).is_file():
         raise UserError(f"{main} has changed or is gone, and {run} has no copy of it: give the file back its content")
     copy = run / COPIES / main.relative_to(root)
     if CHOICE.which is None and main.exists():
         warn(f"{changed[0]} has changed since {run} began: using the run's own copy ({copy})")
-    _check_trusted(run, name, [file_sha256(run / COPIES / relative) for relative in files], str(copy))
+    # Whatever lies beside it could be imported, too, whether the run's record says so or not.
+    beside = [path for path in islice((run / COPIES).rglob("*"), _MAX_FILES + 1) if not path.is_dir()]
+    if len(beside) > _MAX_FILES or any(path.suffix != ".py" for path in beside):
+        raise UserError(f"{run / COPIES} holds more than copies of Python files: its code is not run")
+    _check_trusted(run, name, [file_sha256(path) for path in beside], str(copy), copied=True)
+    sys.dont_write_bytecode = True  # the folder stays as it is
     return renamed_file(name, copy.resolve())
 
 
@@ -150,15 +171,15 @@ def _is_inside(relative: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
-def _check_trusted(run: Path, name: str, keys: list[str], shown: str) -> None:
+def _check_trusted(run: Path, name: str, keys: list[str], shown: str, *, copied: bool = False) -> None:
     if all((state_folder(COPIES) / key).is_file() for key in keys):
         return
     if not CHOICE.trust:
         raise UserError(
             f"{run} would run code that was never run here ({shown}): look at it, then add --trust if it may run"
         )
-    remember(name, keys)
+    _note(name, keys if copied else [*keys, _name_key(name)])
 
 
-def _module_key(name: str) -> str:
-    return hashlib.sha256(f"module {name}".encode()).hexdigest()
+def _name_key(name: str) -> str:
+    return hashlib.sha256(f"name {name}".encode()).hexdigest()

@@ -22,7 +22,7 @@ def user_frames(error: BaseException) -> str:
     Frames of Podium, of installed packages and of Python itself are left out: they show how the user's code was
     called, not what is wrong with it.
     """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     lines = [
         f"\n  {_shown(frame.filename)}:{frame.lineno}, in {frame.name}: {frame.line or ''}".rstrip(": ")
         for frame in frames[-_MAX_FRAMES:]
@@ -30,7 +30,8 @@ def user_frames(error: BaseException) -> str:
     return "".join(lines)
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Return whether a file is the user's own: not of Podium, of an installed package, or of Python itself."""
     if file.startswith("<") and not file.startswith("<ipython"):  # <frozen importlib>, <string>
         return False
     path = Path(file).resolve()

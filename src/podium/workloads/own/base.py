@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from podium.contract import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target, by_dimension
 from podium.data.source import SampleRequest, Source, empty_buffers, start_gather
-from podium.errors import UserError
+from podium.errors import PodiumError, UserError
 from podium.recipe.section import Section
+from podium.ui.user_frames import describe, user_frames
 from podium.workloads.own.data import as_source
 from podium.workloads.own.losses import LossFunction, place_of, target_field
 
@@ -68,6 +69,8 @@ class Adapted:
         self._loss = LossFunction(own.loss, where)
         self._forward: inspect.Signature | None = None
         self.target: Target | None = own.target
+        #: whether a new model is tried on a few samples
+        self.tries = True
         self.seed: int = getattr(getattr(own, "data", None), "seed", 1)
 
     def __getattr__(self, name: str) -> Any:
@@ -84,7 +87,8 @@ class Adapted:
                 "expected a torch.nn.Module"
             )
         self._forward = inspect.signature(model.forward)
-        self._try(model)
+        if self.tries:
+            self._try(model)
         return model
 
     def _try(self, model: nn.Module) -> None:
@@ -98,6 +102,14 @@ class Adapted:
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 self.loss(model, batch)
+        except PodiumError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(f"{name} {list(rows.shape)} {rows.dtype}" for name, rows in batch.items())
+            raise UserError(
+                f"{self._where}: the loss of {_NUM_TRIED} samples cannot be computed: {describe(error)}; their batch "
+                f"has {shapes}{user_frames(error)}"
+            ) from error
         finally:
             model.train(was_training)
 

@@ -47,6 +47,18 @@ class Code:
 
 
 _loaded: dict[Path, Code] = {}
+#: files that are being imported right now
+_importing: list[Path] = []
+
+
+class ScriptReached(BaseException):
+    """A script that is imported for what it defines has come to the line that trains."""
+
+
+def stop_imported_script() -> None:
+    """Called first by what trains from a script: in another process, which imports the script, nothing is to train."""
+    if _importing:
+        raise ScriptReached
 
 
 def is_file_name(name: str) -> bool:
@@ -158,14 +170,19 @@ def load_file(path: Path) -> Code:
         module = importlib.util.module_from_spec(spec)
         before = sys.modules.get(dotted)
         sys.modules[dotted] = module
+        _importing.append(path)
         try:
             spec.loader.exec_module(module)
+        except ScriptReached:
+            pass  # all that comes before is defined
         except BaseException as error:
             if before is None:
                 sys.modules.pop(dotted, None)
             else:
                 sys.modules[dotted] = before
-            raise explain_import(error, path, root) from error
+            raise explain_import(error, path) from error
+        finally:
+            _importing.pop()
     code = Code(module, path, root, digest)
     _loaded[path] = code
     return code
@@ -181,9 +198,9 @@ def load_module(dotted: str) -> Code:
                 f"workload.name: there is no module {error.name}: install its package, or give the path of the file, "
                 "as in mine.py:Inverter"
             ) from None
-        raise explain_import(error, None, None, dotted) from error
+        raise explain_import(error, None, dotted) from error
     except Exception as error:
-        raise explain_import(error, None, None, dotted) from error
+        raise explain_import(error, None, dotted) from error
     path = Path(module.__file__) if module.__file__ else None
     return Code(module, path, None, file_sha256(path) if path is not None else "")
 

@@ -71,8 +71,6 @@ def part_of(given: Any, numbers: NDArray[np.int64], *, seed: int, where: str, wo
     """Return the samples `numbers` of what a user gave."""
     if is_huggingface(given):
         return as_source(given.select(numbers), seed=seed, where=where, workers=workers)
-    if isinstance(given, torch.utils.data.Dataset) and not isinstance(given, torch.utils.data.TensorDataset):
-        return _dataset(torch.utils.data.Subset(given, numbers.tolist()), seed, workers)
     return subset(as_source(given, seed=seed, where=where, workers=workers), numbers)
 
 
