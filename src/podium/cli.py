@@ -283,6 +283,25 @@ def recipes(
 
 
 @app.command()
+def workloads() -> None:
+    """List what can be trained, and where it comes from."""
+    from podium.commands.workloads import list_workloads
+
+    list_workloads()
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Folder to write, and name of its files.")],
+    like: Annotated[str, typer.Option(help="regression, classification, language or images.")] = "regression",
+) -> None:
+    """Write a workload of your own to begin with: model, data, recipe, test."""
+    from podium.commands.new import new
+
+    new(name, like)
+
+
+@app.command()
 def show(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE|RUN", help="A shipped name, a .yaml file or a run folder.")],
     overrides: Overrides = None,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from podium.recipe.section import Section
 from podium.workloads.own import code
+from podium.workloads.own.code import announced as announced
 from podium.workloads.own.code import code_files as code_files
 from podium.workloads.own.code import file_sha256 as file_sha256
 from podium.workloads.own.code import is_file_name as is_own_file  # noqa: F401
