@@ -16,8 +16,9 @@ pytest_plugins = ["tests.support.hosts", "tests.support.outcomes"]
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """Tests never read or fill the user's cache."""
+    """Tests never read or fill the user's cache and state."""
     os.environ["PODIUM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["PODIUM_STATE"] = str(tmp_path_factory.mktemp("state"))
     yield
     WARM.close()
 

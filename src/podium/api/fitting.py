@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from podium.api.run import Run
-from podium.api.session import session_kept
-from podium.api.training import _check_instances, is_complete, run_elsewhere, run_here
-from podium.errors import Interrupted, UserError, writing
+from podium.api.session import SessionStop, session_kept
+from podium.api.training import check_instances, interruptions_told, is_complete, run_elsewhere, run_here
+from podium.errors import UserError, writing
 from podium.recipe.loading import Recipe, recipe_from_tree, to_yaml
 from podium.runs import own_code
 from podium.runs.folder import Run as Folder
@@ -62,7 +62,7 @@ def fit(
     **sections           any other section of a recipe: schedule={"name": "cosine"}, precision="16.32", …
     """
     stop_imported_script()
-    _check_instances(instances)
+    check_instances(instances)
     objects = _checked(model, train, valid, test, loss, members or {})
     folder = Path(out) if out is not None else next_free_folder(Path("runs"), type(model).__name__.lower())
     tree = {
@@ -196,14 +196,6 @@ def _continued(recipe: Recipe, folder: Path, objects: Given, instances: int) -> 
     if instances > 1:
         _written(folder / own_code.OBJECTS, objects, data=True)
         return run_elsewhere(["resume", str(folder), "--trust"], folder, instances, objects)
-    from podium.api.session import SessionStop, is_interactive
-    from podium.ui import console
-
-    with given(objects):
-        try:
-            resume_run(Folder(folder), recipe, stop=SessionStop())
-        except Interrupted as interrupted:
-            if not is_interactive():
-                raise
-            console.warn(str(interrupted))
+    with given(objects), interruptions_told(fitted=True):
+        resume_run(Folder(folder), recipe, stop=SessionStop())
     return Run(folder, objects)

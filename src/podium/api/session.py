@@ -75,7 +75,9 @@ def run_podium(arguments: Sequence[str]) -> None:
 
     Signals reach it through this process, which waits until it has saved.
     """
-    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    # Plain lines: what a notebook's kernel says about its terminal does not hold for a pipe.
+    env = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
+    env |= {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "TTY_COMPATIBLE": "0"}
     process = subprocess.Popen(
         [sys.executable, "-m", "podium", *arguments],
         stdin=subprocess.DEVNULL,
@@ -94,10 +96,8 @@ def run_podium(arguments: Sequence[str]) -> None:
             line = line.rstrip("\n")
             if said or line.startswith("podium: "):
                 said.append(line)
-            elif line.startswith("warning: "):
-                console.warn(line.removeprefix("warning: "))
             else:
-                console.say(line)
+                print(line, file=sys.stderr, flush=True)
         code = process.wait()
     if code == 0:
         return

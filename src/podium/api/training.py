@@ -1,8 +1,8 @@
 """`podium.train`: a recipe trained from Python, in this process or by several instances."""
 
 import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def train(
     by default the next free one in `runs`. With several `instances` other processes train, and this one waits.
     """
     stop_imported_script()
-    _check_instances(instances)
+    check_instances(instances)
     name = str(recipe) if isinstance(recipe, str | Path) else "recipe"
     folder = Path(out) if out is not None else next_free_folder(Path("runs"), Path(name).stem)
     check_free(folder)
@@ -73,31 +73,33 @@ def run_here(recipe: Recipe, folder: Path, objects: Given | None = None) -> Run:
             f"parallel.stages: give instances={recipe.parallel.num_stages}, one for each stage, or a multiple"
         )
     stop, topology = SessionStop(), build_topology(recipe.batch.num_replicas)
-    with given(objects) if objects is not None else nullcontext():
-        try:
-            train_recipe(recipe, folder, topology, stop=stop)
-        except Interrupted as interrupted:
-            _tell_or_raise(interrupted)
+    with given(objects) if objects is not None else nullcontext(), interruptions_told(objects is not None):
+        train_recipe(recipe, folder, topology, stop=stop)
     return Run(folder, objects)
 
 
 def run_elsewhere(arguments: list[str], folder: Path, instances: int, objects: Given | None = None) -> Run:
     """Train by several instances, each a process of its own."""
-    try:
+    with interruptions_told(objects is not None):
         run_podium([*arguments, "--instances", str(instances)])
-    except Interrupted as interrupted:
-        _tell_or_raise(interrupted)
     return Run(folder, objects)
 
 
-def _tell_or_raise(interrupted: Interrupted) -> None:
-    """A notebook goes on with what there is; a script that was stopped must not."""
-    if not is_interactive():
-        raise interrupted
-    console.warn(str(interrupted))
+@contextmanager
+def interruptions_told(fitted: bool) -> Iterator[None]:
+    """Tell a person in a notebook that the run was interrupted, and go on; a script that was stopped must not."""
+    try:
+        yield
+    except Interrupted as interrupted:
+        # The command that continues a recipe lacks what podium.fit was given.
+        said, _, advice = str(interrupted).partition("; `podium resume")
+        text = f"{said}; podium.fit(…, out=…, resume=True) continues" if fitted and advice else str(interrupted)
+        if not is_interactive():
+            raise Interrupted(text) from None
+        console.warn(text)
 
 
-def _check_instances(instances: Any) -> None:
+def check_instances(instances: Any) -> None:
     if not isinstance(instances, int) or isinstance(instances, bool) or instances < 1:
         raise UserError(f"instances = {instances!r}: expected a whole number, 1 or more")
 

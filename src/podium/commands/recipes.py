@@ -7,6 +7,7 @@ from podium.recipe.messages import did_you_mean
 from podium.recipe.shipped import shipped_recipes
 from podium.ui.console import show_table
 from podium.ui.table import Table
+from podium.workloads.registry import announced
 
 
 def list_recipes(words: Sequence[str]) -> None:
@@ -19,4 +20,6 @@ def list_recipes(words: Sequence[str]) -> None:
         known = {part for name, _ in shipped for part in (name, *name.split("/"))}
         hint = next(filter(None, (did_you_mean(word, known) for word in words)), "")
         raise UserError(f"no shipped recipe has {' '.join(words)}{hint or ' (`podium recipes` lists them all)'}")
-    show_table(Table("", ["recipe", "what it does"], found))
+    others = [f"{name} ({point.dist.name})" if point.dist is not None else name for name, point in announced().items()]
+    note = f"Workloads of installed packages, for recipes of your own: {', '.join(others)}" if others else ""
+    show_table(Table("", ["recipe", "what it does"], found, note))

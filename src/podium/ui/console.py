@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from podium.ui.notebook import NotebookDisplay, in_notebook
 from podium.ui.progress_line import facts_text, progress_line
 from podium.ui.table import Table
 from podium.ui.terminal import leave_closed_terminal
@@ -198,7 +199,9 @@ class NoDisplay(PlainDisplay):
 
 
 def progress_display(lead: bool = True, what: str = "training") -> Display:
-    """Return the display that suits standard error: a live line in a terminal, plain lines elsewhere."""
+    """Return the display that suits standard error: a live line in a terminal or a notebook, plain lines elsewhere."""
     if not lead:
         return NoDisplay()
+    if in_notebook():
+        return NotebookDisplay(what)
     return LiveDisplay(what) if err.is_terminal else PlainDisplay()
