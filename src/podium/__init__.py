@@ -1,11 +1,6 @@
-"""Podium: trains deep-learning models from one recipe, with the same weights on any number of processes.
+"""Podium: trains deep-learning models from one recipe, with the same weights on any number of processes."""
 
-    import podium
-    run = podium.fit(model, train=(x, y), loss="mse", length="20ep", optim={"name": "adamw", "lr": 1e-3})
-
-What is here is imported when it is first used, so that `import podium` loads no torch.
-"""
-
+# What is here is imported when it is first used: `import podium` loads no torch.
 import importlib
 import sys
 from types import ModuleType
@@ -23,6 +18,8 @@ if TYPE_CHECKING:
     from podium.contract import Picture as Picture
     from podium.contract import Prediction as Prediction
     from podium.contract import Target as Target
+    from podium.errors import PodiumError as PodiumError
+    from podium.errors import UserError as UserError
     from podium.recipe.section import Section as Section
     from podium.ui.table import Table as Table
     from podium.workloads.own.base import OwnWorkload
@@ -42,7 +39,9 @@ _PUBLIC = {
     "Table": ("podium.ui.table", "Table"),
     "Target": ("podium.contract", "Target"),
     "Workload": ("podium.workloads.own.base", "OwnWorkload"),
+    "PodiumError": ("podium.errors", "PodiumError"),
     "Run": ("podium.api", "Run"),
+    "UserError": ("podium.errors", "UserError"),
     "fit": ("podium.api", "fit"),
     "load": ("podium.api", "load"),
     "open_run": ("podium.api", "open_run"),

@@ -14,6 +14,7 @@ from podium.machine.cache_folder import cache_folder
 from podium.recipe.loading import Recipe
 from podium.runs.folder import processor, write_json
 from podium.topology import usable_cores
+from podium.workloads.registry import identity, short_name
 
 FORMAT = 1
 
@@ -57,6 +58,7 @@ def _file(recipe: Recipe, device: torch.device) -> Path:
     tree = recipe.tree()
     # Everything that the speed depends on; not the length of the training, where to save, or the seed.
     shape = {name: tree[name] for name in ("workload", "batch", "parallel")} | {"optimiser": recipe.optim.name}
+    shape["workload"] = {**tree["workload"], "name": identity(recipe.workload.name)}
     shape["engine"] = {key: tree["engine"][key] for key in ("threads", "layout", "compile", "reduction")}
     machine = {
         "processor": processor(),
@@ -67,7 +69,8 @@ def _file(recipe: Recipe, device: torch.device) -> Path:
         "podium": __version__,
     }
     text = json.dumps([machine, shape], sort_keys=True)
-    return cache_folder("tune", f"{recipe.workload.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json")
+    name = short_name(recipe.workload.name).replace(":", "-")
+    return cache_folder("tune", f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json")
 
 
 def _device_name(device: torch.device) -> str:

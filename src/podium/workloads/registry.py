@@ -16,6 +16,7 @@ from podium.workloads.own.code import file_sha256 as file_sha256
 from podium.workloads.own.code import is_file_name as is_own_file  # noqa: F401
 from podium.workloads.own.code import renamed_file as renamed_file
 from podium.workloads.own.code import resolved_name as resolved_name
+from podium.workloads.own.code import short_name as short_name
 from podium.workloads.own.code import stop_imported_script as stop_imported_script
 from podium.workloads.own.frames import explain_own as explain_own
 

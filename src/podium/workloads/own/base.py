@@ -207,7 +207,9 @@ class Adapted:
 
 def default_stages(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the children of a Sequential, else the model as a whole."""
-    if isinstance(model, nn.Sequential) and len(model) and type(model).forward is nn.Sequential.forward:
+    # Transforms derive classes of their own, with another forward, from the one that was built.
+    built = next(cls for cls in type(model).__mro__ if not cls.__module__.startswith("podium."))
+    if isinstance(model, nn.Sequential) and len(model) and built.forward is nn.Sequential.forward:  # type: ignore[attr-defined]
         return [(f"{name} {type(child).__name__}", child) for name, child in model.named_children()]
     return [(type(model).__name__, model)]
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from podium.errors import UserError
-from podium.workloads.own.code import load_file, load_module
+from podium.workloads.own.code import load_file, load_module, session_module
 
 _ARRAYS = "arrays"
 _MAX_BYTES = 1 << 28
@@ -180,9 +180,8 @@ class _Encoder:
                 "find it: define it at the top of a file"
             )
         owner = sys.modules.get(module or "")
-        if owner is None and isinstance(value, BuiltinFunctionType):
-            owner = _builtin_owner(value)
-            module = owner.__name__ if owner else None
+        if isinstance(value, BuiltinFunctionType) and (builtin := _builtin_owner(value)) is not None:
+            owner, module, name = builtin, builtin.__name__, value.__name__
         if owner is None or module is None:
             raise Unreachable(f"{where}: {name} belongs to no module: define it in a file")
         file = getattr(owner, "__file__", None)
@@ -285,8 +284,10 @@ class _Decoder:
 
 def referenced(reference: dict[str, str]) -> Any:
     """Return the class or function that a reference names, importing its file or module."""
-    code = load_file(Path(reference["file"])) if "file" in reference else load_module(reference["module"])
-    return _resolve(code.module, reference["name"], strict=True)
+    if "file" not in reference:
+        return _resolve(load_module(reference["module"]).module, reference["name"], strict=True)
+    path = Path(reference["file"])
+    return _resolve(session_module(path) or load_file(path).module, reference["name"], strict=True)
 
 
 def _resolve(owner: Any, name: str, *, strict: bool = False) -> Any:

@@ -44,6 +44,15 @@ class Code:
     #: folder from which it imports its own modules; None: it was installed
     root: Path | None
     sha256: str
+    #: modules of the same folder that it has imported: name, module, checksum of the file
+    beside: tuple[tuple[str, ModuleType, str], ...] = ()
+
+    def is_current(self) -> bool:
+        """Return whether the modules beside it are still those that it has imported."""
+        return all(
+            sys.modules.get(name) is module and Path(str(module.__file__)).is_file() and _sha256_of(module) == digest
+            for name, module, digest in self.beside
+        )
 
 
 _loaded: dict[Path, Code] = {}
@@ -157,11 +166,11 @@ def load_file(path: Path) -> Code:
     path = path.resolve()
     digest = file_sha256(path)
     known = _loaded.get(path)
-    if known is not None and known.sha256 == digest:
+    if known is not None and known.sha256 == digest and known.is_current():
         return known
     root, dotted = _place(path)
     with searching(root, forget=known is not None):
-        spec = importlib.util.find_spec(dotted) if _can_be(dotted) else None
+        spec = importlib.util.find_spec(dotted) if _can_be(dotted) and not _is_others(dotted) else None
         if spec is None or spec.origin is None or Path(spec.origin).resolve() != path.resolve():
             dotted = f"podium_own_{path.stem}_{digest[:12]}"
             spec = importlib.util.spec_from_file_location(dotted, path)
@@ -183,7 +192,9 @@ def load_file(path: Path) -> Code:
             raise explain_import(error, path) from error
         finally:
             _importing.pop()
-    code = Code(module, path, root, digest)
+    own = own_modules(root)
+    beside = tuple((name, each, _sha256_of(each)) for name, each in own.items() if each is not module)
+    code = Code(module, path, root, digest, beside)
     _loaded[path] = code
     return code
 
@@ -243,14 +254,23 @@ def searching(root: Path, *, forget: bool = False) -> Iterator[None]:
 
 def own_files(root: Path) -> list[Path]:
     """Return the files below a folder that have been imported by now, without installed packages."""
-    found = set()
-    for module in list(sys.modules.values()):
+    return sorted({Path(str(module.__file__)).resolve() for module in own_modules(root).values()})
+
+
+def own_modules(root: Path) -> dict[str, ModuleType]:
+    """Return the modules whose files are below a folder, without installed packages."""
+    found = {}
+    for name, module in list(sys.modules.items()):
         origin = getattr(module, "__file__", None)
         if isinstance(origin, str) and origin.endswith(".py"):
             path = Path(origin).resolve()
             if path.is_relative_to(root) and "site-packages" not in path.parts and path.is_file():
-                found.add(path)
-    return sorted(found)
+                found[name] = module
+    return found
+
+
+def _sha256_of(module: ModuleType) -> str:
+    return file_sha256(Path(str(module.__file__)))
 
 
 def _is_own(path: Path) -> bool:
@@ -267,6 +287,21 @@ def _place(path: Path) -> tuple[Path, str]:
         parts.insert(0, folder.name)
         folder = folder.parent
     return folder, ".".join(parts)
+
+
+def session_module(path: Path) -> ModuleType | None:
+    """Return the module of a file that this session has imported itself, the script that it runs included."""
+    for module in list(sys.modules.values()):
+        origin = getattr(module, "__file__", None)
+        if isinstance(origin, str) and Path(origin).resolve() == path:
+            return module
+    return None
+
+
+def _is_others(dotted: str) -> bool:
+    """Return whether a module of this name was imported by somebody else, who goes on using it."""
+    module = sys.modules.get(dotted)
+    return module is not None and all(code.module is not module for code in _loaded.values())
 
 
 def _can_be(dotted: str) -> bool:
