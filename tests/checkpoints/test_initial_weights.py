@@ -9,6 +9,8 @@ import safetensors.torch
 import torch
 
 from podium.checkpoints.reading import checkpoint_paths, go_back, load, load_latest
+from podium.recipe.loading import load_recipe, recipe_from_tree
+from podium.recipe.sections.workload import InitSection
 from podium.runs.folder import Run
 from tests.support.processes import assert_user_error, podium_here
 from tests.support.recipes import TINY
@@ -109,6 +111,12 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(prepare, parts, file, 
     told = podium_here("train", *STILL, f"workload.init_from={path}", "--out", tmp_path / "run")
     assert_user_error(told, f"workload.init_from = {path}", *parts)
     assert not (tmp_path / "run").exists()
+
+
+def test_runs_that_recorded_a_path_alone_are_still_read():
+    tree = load_recipe(TINY["mnist"][0]).tree()
+    tree["workload"]["init_from"] = "folder"
+    assert recipe_from_tree(tree).workload.init_from == InitSection(path=Path("folder"))
 
 
 def test_a_prefix_that_no_tensor_has_is_told(file, tmp_path):

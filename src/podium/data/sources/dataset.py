@@ -45,7 +45,7 @@ class DatasetSource:
         names: Sequence[str] | None = None,
         lengths: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> None:
-        name = type(dataset).__name__
+        name = _name(dataset)
         if workers < 0:
             raise UserError(f"workers = {workers}: expected 0 or more processes that prepare samples")
         self._dataset, self._name = dataset, name
@@ -118,6 +118,13 @@ class DatasetSource:
                 f"{self._name} had {self._length} samples when it was opened and has {now} now: the length of a "
                 "Dataset must not change, as the order of the samples depends on it"
             )
+
+
+def _name(dataset: Any) -> str:
+    """Return what messages call it: its class, and that of the dataset which it is a part of."""
+    inner = getattr(dataset, "dataset", None)
+    name = type(dataset).__name__
+    return name if inner is None or name != "Subset" else f"a Subset of {_name(inner)}"
 
 
 def _length(dataset: Any, name: str) -> int:

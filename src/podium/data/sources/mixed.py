@@ -42,6 +42,8 @@ class MixedSource:
         self._shares = _shares([mix[name] for name in self._names], self._length)
         self._firsts = np.cumsum([0, *self._shares])
         self._epoch: int | None = None
+        #: of the epoch that was asked for last, as every block of it asks again
+        self._last_lengths: tuple[int | None, NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -76,22 +78,17 @@ class MixedSource:
 
         return finish
 
-    def origins(self, samples: NDArray[np.int64]) -> list[tuple[str, int]]:
-        """Return which sample of which source these are, in this epoch."""
-        found: dict[int, tuple[str, int]] = {}
-        for source, rows, _, numbers in self._found(samples):
-            name = self._names[[other is source for other in self._sources].index(True)]
-            found |= {row: (name, number) for row, number in zip(rows.tolist(), numbers.tolist(), strict=True)}
-        return [found[row] for row in range(len(samples))]
-
     def lengths(self, epoch: int | None = None) -> NDArray[np.int64]:
         """Return the length of every sample in an epoch."""
+        if self._last_lengths is not None and self._last_lengths[0] == epoch:
+            return self._last_lengths[1]
         lengths = np.empty(self._length, np.int64)
         source = self if epoch is None else self.of_epoch(epoch)
         for part, rows, passed, numbers in source._found(np.arange(self._length, dtype=np.int64)):
             if not isinstance(part, LengthSource):
                 raise UserError("batch.shuffle = length: not all of the mixed datasets have fields that are padded")
             lengths[rows] = part.lengths(passed)[numbers]
+        self._last_lengths = (epoch, lengths)
         return lengths
 
     def _found(self, samples: NDArray[np.int64]) -> list[tuple[Source, NDArray[np.int64], int, NDArray[np.int64]]]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from podium.recipe.section import Section
 
@@ -19,6 +19,12 @@ class InitSection(Section):
     strict: bool = True
     #: prefixes of names in the file, and what replaces them
     rename: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        """Take a path alone: runs from before there were other keys have one in their recipe."""
+        return {"path": value} if isinstance(value, str | Path) else value
 
 
 class WorkloadSection(Section):
