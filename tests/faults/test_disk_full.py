@@ -130,7 +130,7 @@ def test_a_full_disk_of_records_and_logs_ends_no_run_while_checkpoints_have_room
     shutil.copytree(run.checkpoints, tmp_path / "checkpoints")
     shutil.rmtree(run.checkpoints)
     run.checkpoints.symlink_to(tmp_path / "checkpoints")
-    run.recipe_file.write_text(run.recipe_file.read_text().replace("5up\n  time", "20up\n  time"))
+    run.recipe_file.write_text(run.recipe_file.read_text().replace("length: 5up", "length: 20up"))
     disk.leave_room(0)
     done = podium_here("resume", run.path, "--accept-changes")
     assert_user_error(done, "summary.json cannot be written", "all updates are saved", "`podium resume")

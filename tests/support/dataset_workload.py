@@ -14,9 +14,9 @@ from podium.data.source import Source
 from podium.data.sources.dataset import DatasetSource
 from podium.data.sources.mixed import MixedSource
 from podium.recipe.section import Section
-from podium.workloads import registry
 
-NAME = "drawn"
+#: as a user names it
+NAME = f"{__name__}:Workload"
 WIDTH = 6
 
 
@@ -102,6 +102,3 @@ class Workload:
 
     def predict(self, model: nn.Module, outputs: Outputs, folder: Path) -> Prediction:
         return Prediction([], [])
-
-
-registry.WORKLOADS[NAME] = __name__

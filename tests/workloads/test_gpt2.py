@@ -349,7 +349,7 @@ def test_export_and_init_from_join_two_trainings(trained, tmp_path):
     names = ["config.json", "model.safetensors", "tokenizer.json"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
     assert_user_error(podium_here("export", trained.path, "--out", tmp_path / "out"), "already exists")
-    assert_user_error(podium_here("export", trained.path, "--format", "onnx"), "expected huggingface")
+    assert_user_error(podium_here("export", trained.path, "--format", "pickle"), "expected one of")
     tree = tmp_path / "again.yaml"
     tree.write_text(trained.recipe_file.read_text())
     start = [f"workload.init_from={tmp_path / 'out'}", "optim.lr=1e-9", "train.length=1up", "log.report=false"]
