@@ -33,6 +33,7 @@ from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from podium.data.source import Arrays, Field
 from podium.errors import PodiumError, TrainingFailed, UserError, system_reason
@@ -334,6 +335,7 @@ class _Keeper:
             with Path(os.devnull).open() as nothing:
                 os.dup2(nothing.fileno(), 0)
             stay_single()
+            threadpool_limits(1, user_api="blas")  # as `own_generators` has it; libraries were loaded by sample 0
             while request := requests.recv_bytes():
                 slot, epoch, count = _REQUEST.unpack_from(request)
                 samples = np.frombuffer(request, np.int64, count, _REQUEST.size)
