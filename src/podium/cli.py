@@ -171,8 +171,16 @@ def tune(
         Path | None, typer.Option(help="Write the fastest choice to this new recipe file, even if it changes bits.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="How long to search, before a final comparison.")] = 60.0,
+    lr: Annotated[bool, typer.Option("--lr", help="Look for a learning rate instead, with a range test.")] = False,
+    updates: Annotated[int, typer.Option(min=20, help="--lr: how many rates to try.")] = 200,
+    plot: Annotated[Path, typer.Option(help="--lr: new file for the plot (.png).")] = Path("learning-rates.png"),
 ) -> None:
     """Measure which settings run a recipe fastest on this machine, and remember them for training."""
+    if lr:
+        from podium.tune.lr_range import tune_lr
+
+        tune_lr(recipe, overrides or [], updates, plot)
+        return
     from podium.tune.tuner import tune
 
     tune(recipe, overrides or [], write, seconds)
@@ -190,6 +198,21 @@ def profile(
     from podium.commands.profile import run_profile
 
     run_profile(recipe, overrides or [], rates_only=rates, trace=trace, seconds=seconds)
+
+
+@app.command()
+def check(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="New folder for the trial runs.", show_default="none: they are removed")
+    ] = None,
+) -> None:
+    """Check that a recipe keeps every promise: same weights on any number of instances, after a kill, in stages."""
+    from podium.commands.check import check
+
+    if not check(recipe, overrides or [], keep):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -219,33 +242,44 @@ def predict(
     checkpoint: WhichCheckpoint = "last",
     trust: Trust = False,
     code: Code = None,
+    input: Annotated[
+        Path | None, typer.Option(help="New samples: .npz, .npy, .h5, .csv, or a folder of the workload's data.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="New .npz file for the model's outputs.")] = None,
 ) -> None:
-    """Write the pictures and tables of a checkpoint into the run's report."""
+    """Write the pictures and tables of a checkpoint into the run's report, or predict from new samples."""
     from podium.commands import runs
+    from podium.errors import UserError
     from podium.runs.folder import open_run
 
-    runs.predict(open_run(run), checkpoint, overrides or [])
+    if input is None and output is None:
+        runs.predict(open_run(run), checkpoint, overrides or [])
+        return
+    if input is None or output is None:
+        raise UserError("--input and --output go together")
+    if overrides:
+        raise UserError("keys of workload.data do not apply to samples from --input")
+    runs.predict_file(open_run(run), checkpoint, input, output)
 
 
 @app.command()
 def export(
     run: RunFolder,
-    form: Annotated[str, typer.Option("--format", help="huggingface.")] = "huggingface",
+    form: Annotated[
+        str, typer.Option("--format", help="safetensors, torch_export, onnx or huggingface.")
+    ] = "huggingface",
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write.", show_default="huggingface in the run folder")
+        Path | None, typer.Option(help="File (huggingface: folder) to write.", show_default="in the run folder")
     ] = None,
     checkpoint: WhichCheckpoint = "last",
     trust: Trust = False,
     code: Code = None,
 ) -> None:
-    """Write the model for other libraries: config.json, model.safetensors, tokenizer.json."""
+    """Write the model for other programs, and check that it gives the same outputs there."""
     from podium.commands import runs
-    from podium.errors import UserError
     from podium.runs.folder import open_run
 
-    if form != "huggingface":
-        raise UserError(f"--format {form}: expected huggingface")
-    runs.export(open_run(run), checkpoint, out)
+    runs.export(open_run(run), checkpoint, out, form)
 
 
 @app.command()

@@ -4,18 +4,23 @@ import typing
 from collections.abc import Iterable
 from pathlib import Path
 
-from podium.checkpoints import huggingface
+import numpy as np
+
+from podium.checkpoints import exporting, huggingface
 from podium.checkpoints import reading as checkpoints
-from podium.checkpoints.reading import Checkpoint
 from podium.checkpoints.writing import write_weights
 from podium.contract import Split
+from podium.data.formats.array_files import read_arrays, write_arrays
+from podium.data.source import SampleRequest, empty_buffers, start_gather
 from podium.errors import UserError
 from podium.optim.averaging import averaged
-from podium.recipe.loading import Recipe, parse_override, recipe_with
+from podium.recipe.loading import parse_override, recipe_with
 from podium.recipe.sections.average import Method
 from podium.runs.folder import Run
-from podium.training.build import Training, build_training
+from podium.runs.restored import plain_recipe, rebuilt, restored
+from podium.training.build import Training
 from podium.training.evaluate import evaluate
+from podium.training.inference import fitting_inputs, input_fields, predict_arrays
 from podium.ui.console import out, say, show_table, warn
 from podium.ui.run_summary import summary_table
 from podium.ui.table import Table
@@ -28,7 +33,7 @@ def validate(run: Run, split: str, which: str) -> None:
     if which == "all":
         _validate_all(run, typing.cast(Split, split))
         return
-    training, found = _restored(run, which)
+    training, found = restored(run, which)
     means = _evaluated(training, typing.cast(Split, split))
     rows = [[f"{split}/{name}", f"{value:.6g}"] for name, value in means.items()]
     show_table(Table(f"{run.path} after update {found.update}", ["metric", "value"], rows, _state_note(run)))
@@ -39,7 +44,7 @@ def _validate_all(run: Run, split: Split) -> None:
     paths = checkpoints.checkpoint_paths(run.checkpoints)
     if not paths:
         raise UserError(f"{run.path} has no checkpoint yet")
-    training = _built(run)
+    training = rebuilt(run)
     names: list[str] = []
     rows = []
     for path in paths:
@@ -73,7 +78,7 @@ def average(run: Run, num_last: int, method: Method, decay: float) -> None:
             "there is (checkpoint.keep sets how many a training keeps)"
         )
     found = [checkpoints.load(path) for path in paths]
-    training = _built(run)
+    training = rebuilt(run)
     rows = []
     for one in found:
         one.restore(training.state.model)
@@ -107,7 +112,7 @@ def predict(run: Run, which: str, overrides: Iterable[str] = ()) -> None:
     for key in keys:
         if not key.startswith("workload.data."):
             raise UserError(f"{key} cannot be changed after training: only keys of workload.data can")
-    training, found = _restored(run, which, recipe_with(run.recipe(), keys))
+    training, found = restored(run, which, recipe_with(run.recipe(), keys))
     say(f"predicting with the checkpoint of update {found.update}")
     report = draw_report(
         run, training.task.workload, training.state.model, training.placement.device, training.recipe.valid.micro
@@ -131,43 +136,44 @@ def print_summary(run: Run) -> None:
         out.print(f"final validation loss: {loss:.4f}")
 
 
-def export(run: Run, which: str, folder: Path | None) -> None:
-    """Write a checkpoint's model as Hugging Face's libraries read it."""
-    training, found = _restored(run, which)
-    folder = folder or run.path / "huggingface"
-    say(f"exporting the checkpoint of update {found.update}")
-    for path in huggingface.export(training.task.workload, training.state.model, training.recipe.workload.name, folder):
-        out.print(str(path), soft_wrap=True)
-
-
-def _restored(run: Run, which: str, recipe: Recipe | None = None) -> tuple[Training, Checkpoint]:
-    found = _find(run, which)
-    training = _built(run, recipe)
-    found.restore(training.state.model)
-    return training, found
-
-
-def _built(run: Run, recipe: Recipe | None = None) -> Training:
-    return build_training(recipe or run.recipe(), threads=run.environment().get("threads_per_replica"))
-
-
-def _find(run: Run, which: str) -> Checkpoint:
-    if which == "last":
-        found = checkpoints.load_latest(run.checkpoints, warn)
-        if found is None:
-            raise UserError(f"{run.path} has no checkpoint yet")
-        return found
-    if which == "average":
-        paths = checkpoints.checkpoint_paths(run.average)
-        if not paths:
-            raise UserError(f"{run.path} has no averaged weights: `podium average {run.path}` writes them")
-        return checkpoints.load(paths[-1])
-    if which == "best":
-        update = run.summary().get("valid", {}).get("best", {}).get("update")
-        if update is None:
-            raise UserError(f"{run.path} has no validated checkpoint yet")
-    elif which.isdecimal():
-        update = int(which)
+def predict_file(run: Run, which: str, source: Path, target: Path) -> None:
+    """Write the model's outputs for the samples of a file, or of a folder of the workload's data, as .npz."""
+    recipe = run.recipe()
+    if source.is_dir():
+        recipe = recipe_with(recipe, {"workload.data.path": str(source)})
+    training, found = restored(run, which, recipe)
+    workload, micro = training.task.workload, training.recipe.valid.micro
+    say(f"predicting with the checkpoint of update {found.update}")
+    samples = workload.source("test" if source.is_dir() else "valid")
+    names = input_fields(workload, samples.fields)
+    if source.is_dir():
+        buffers = empty_buffers(samples.fields, len(samples))
+        start_gather(samples, SampleRequest(np.arange(len(samples))), buffers)()
+        arrays = {name: buffers[name] for name in names}
     else:
-        raise UserError(f"--checkpoint {which}: expected last, best, average or the number of an update")
-    return checkpoints.load(checkpoints.path_of(run.checkpoints, update))
+        arrays = fitting_inputs(read_arrays(source), {name: samples.fields[name] for name in names}, source)
+    outputs = predict_arrays(training.state.model, workload, arrays, micro, training.placement.device)
+    write_arrays(target, outputs)
+    rows = [[name, str(array.dtype), " × ".join(map(str, array.shape))] for name, array in outputs.items()]
+    show_table(Table(str(target), ["output", "type", "shape"], rows))
+
+
+def export(run: Run, which: str, path: Path | None, form: str) -> None:
+    """Write a checkpoint's model for other programs, and compare it with the original."""
+    if form not in exporting.FORMATS:
+        raise UserError(f"--format {form}: expected one of {', '.join(exporting.FORMATS)}")
+    if form == "huggingface":
+        training, found = restored(run, which)
+        say(f"exporting the checkpoint of update {found.update}")
+        model, name = training.state.model, training.recipe.workload.name
+        for file in huggingface.export(training.task.workload, model, name, path or run.path / "huggingface"):
+            out.print(str(file), soft_wrap=True)
+        return
+    training, found = restored(run, which, plain_recipe(run))
+    say(f"exporting the checkpoint of update {found.update}")
+    workload, model = training.task.workload, training.state.model
+    inputs = [workload.inputs(workload.example(count)) for count in (2, 3)]
+    facts = {"update": str(found.update), "workload": training.recipe.workload.name}
+    path = path or run.path / "export" / f"model{exporting.SUFFIXES[form]}"
+    compared = exporting.export_model(form, model, inputs, path, facts)
+    out.print(f"{path}: {compared}", soft_wrap=True)
