@@ -2,7 +2,6 @@
 
 import html
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from podium.runs import folder as run_folder
 from podium.runs import own_code
 from podium.ui.console import clock_text, number
 from podium.workloads.own.data import as_arrays, as_source
-from podium.workloads.own.fitted import Given, given
+from podium.workloads.own.fitted import FittedData, FittedModel, Given, given
+from podium.workloads.own.fitted import Workload as FittedWorkload
 from podium.workloads.own.losses import TARGETS
 from podium.workloads.own.predict import named_outputs
 from podium.workloads.registry import workload_class
@@ -96,9 +96,13 @@ class Run:
         return self.best.predict(samples, micro_batch=micro_batch)
 
     def _workload(self) -> Workload:
-        section = self.recipe.workload
-        with given(self._objects) if self._objects is not None else nullcontext():
-            workload: Workload = workload_class(section.name)(section.model, section.data)
+        workload: Workload
+        if self._objects is not None:
+            with given(self._objects):
+                workload = FittedWorkload(FittedModel(), FittedData())
+        else:
+            section = self.recipe.workload
+            workload = workload_class(section.name)(section.model, section.data)
         if hasattr(workload, "tries"):
             workload.tries = False  # its samples may be elsewhere
         return workload

@@ -117,7 +117,8 @@ def _draw_scatter(target: NDArray, output: NDArray, r2: NDArray, path: Path) -> 
     columns = min(_COLUMNS, count)
     num_rows = -(-count // columns)
     with figures.style():
-        fig = figures.figure(max(4.2, 2.2 * columns), max(3.8, 2.4 * num_rows))
+        size = {1: 4.6, 2: 3.8, 3: 3.2}.get(columns, 2.4)
+        fig = figures.figure(size * columns, (size - 0.2) * num_rows)
         axes = fig.subplots(num_rows, columns, squeeze=False)
         alpha = float(np.clip(300 / len(target), 0.12, 0.6))
         for place, ax in enumerate(axes.flat):
