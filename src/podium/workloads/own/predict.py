@@ -5,16 +5,14 @@ classification    confusion matrix, worst mistakes, accuracy by class
 anything else     the loss of every sample, and the samples with the largest
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from podium.contract import Outputs, Picture, Prediction, Workload
+from podium.contract import Outputs, Picture, Prediction, Workload, named_outputs
 from podium.data.source import SampleRequest, empty_buffers, start_gather
 from podium.ui import figures
 from podium.ui.table import Table
@@ -46,15 +44,6 @@ def default_prediction(workload: Workload, model: nn.Module, outputs: Outputs, f
     if target.dtype.kind == "f" and flat.shape == target.reshape(len(target), -1).shape:
         return _regression(target.reshape(flat.shape), flat, folder)
     return _losses_by_sample(workload, model, folder)
-
-
-def named_outputs(output: Any) -> Mapping[str, Tensor]:
-    """Return the tensors that a model returned, by name."""
-    if isinstance(output, Tensor):
-        return {"output": output}
-    if isinstance(output, Mapping):
-        return {str(name): value for name, value in output.items() if isinstance(value, Tensor) and value.dim()}
-    return {f"output{place}": value for place, value in enumerate(output) if isinstance(value, Tensor) and value.dim()}
 
 
 def _is_runnable(workload: Workload, model: nn.Module) -> bool:
