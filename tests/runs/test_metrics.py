@@ -10,8 +10,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from podium.errors import UserError
 from podium.recipe.sections.log import LogSection
+from podium.runs.appended_file import AppendedFile
 from podium.runs.folder import Run, open_run
-from podium.runs.metrics import AppendedFile, JsonLines, Telemetry, TensorBoard
+from podium.runs.metrics import JsonLines, Telemetry
+from podium.runs.tensorboard import TensorBoard
+from podium.runs.trackers import kept_id
 from podium.training.clock import Utilisation
 from tests.support.processes import assert_user_error, podium_here, started
 from tests.support.recipes import TINY
@@ -189,10 +192,7 @@ def wandb_parts(run: Run) -> list:
     return sorted((run.path / "wandb").glob("offline-run-*"))
 
 
-@needs_wandb
-def test_two_runs_of_the_same_folder_name_are_two_for_wandb(tmp_path):
-    from podium.runs.metrics import wandb_id
-
-    one, two = (wandb_id(tmp_path / name / "run" / "wandb" / "id") for name in "ab")
+def test_two_runs_of_the_same_folder_name_are_two_for_a_tracker(tmp_path):
+    one, two = (kept_id(tmp_path / name / "run" / "wandb" / "id", "W&B") for name in "ab")
     assert one != two
-    assert wandb_id(tmp_path / "a" / "run" / "wandb" / "id") == one
+    assert kept_id(tmp_path / "a" / "run" / "wandb" / "id", "W&B") == one

@@ -199,6 +199,8 @@ def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Ru
         raise UserError(f"the run folder {path} cannot be created: {system_reason(error)}") from error
     try:
         own_code.keep(path, recipe.workload.name)
+        for observer in recipe.log.observers:
+            own_code.remember(observer, [])
         write_json(run.environment_file, environment)
         replace_file(run.recipe_file, to_yaml(recipe.tree()).encode())
     except UserError:

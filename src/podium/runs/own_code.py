@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -68,6 +68,12 @@ def keep(run: Path, name: str) -> None:
 def remember(name: str, digests: Any) -> None:
     """Note in the user's state folder that code was named here; a folder that cannot be written is warned of."""
     _note(name, [*digests, _name_key(name)])
+
+
+def check_observers(run: Path, names: Iterable[str]) -> None:
+    """Raise UserError where a run names observers that were never named here and are not trusted."""
+    for name in names:
+        _check_trusted(run, name, [_name_key(name)], f"the observer {name}")
 
 
 def _note(name: str, keys: list[str]) -> None:

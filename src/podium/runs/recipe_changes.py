@@ -17,7 +17,7 @@ from podium.workloads.registry import is_own_file
 
 #: sections, and keys, that say how a training is carried out, not what is learnt: a run may continue with others
 CARRIED_BY = ("parallel", "launch")
-ALSO = ("precision.trap", "engine.memory_check")
+ALSO = ("precision.trap", "engine.memory_check", "log.observers")
 _MAX_SHOWN = 5
 
 

@@ -13,3 +13,11 @@ class LogSection(Section):
     report: bool = True
     wandb: Literal["off", "offline", "online"] = "off"
     wandb_project: str = "podium"
+    #: MLflow: `off`, `local` (files in `mlruns` beside the run folders) or the address of a tracking server
+    mlflow: str = "off"
+    #: Trackio: `off`, `local` (its database on this machine) or the address of a server
+    trackio: str = "off"
+    #: experiment of MLflow, project of Trackio
+    project: str = "podium"
+    #: classes of the user, `mine.py:MyLogger` or `package.module:MyLogger`, told what happens (runs/observers.py)
+    observers: tuple[str, ...] = ()
