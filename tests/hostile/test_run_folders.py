@@ -24,8 +24,8 @@ from podium.launch.failures import Failure, read_failures, write_failure
 from podium.runs.curves import draw_curves
 from podium.runs.facts import read_records
 from podium.runs.folder import Run
-from podium.runs.trackers import kept_id
 from podium.runs.report import Report
+from podium.runs.trackers import kept_id
 from podium.training.build import build_model
 from podium.ui.run_summary import summary_table
 from podium.workloads.registry import workload_class

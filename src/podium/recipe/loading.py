@@ -126,7 +126,9 @@ def recipe_with(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:
     if any(key.startswith("batch.") for key in keys):
         tree["batch"]["global"] = None
     for dotted, value in keys.items():
-        _merge(tree, _nested(dotted, value))
+        nested = _nested(dotted, value)
+        _resolve_code(nested, Path())
+        _merge(tree, nested)
     return recipe_from_tree(tree)
 
 

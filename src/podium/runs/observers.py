@@ -4,7 +4,6 @@ Named in a recipe (`log.observers`) or handed to `podium.fit`. Instance 0 calls 
 """
 
 import copy
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,36 +11,32 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-import torch
-
 from podium.errors import Interrupted, UserError
+from podium.machine.process_state import process_state_kept
 from podium.recipe.sections.log import LogSection
-from podium.runs import own_code
 from podium.runs.folder import Run
 from podium.ui.user_frames import describe, user_frames
 from podium.workloads.registry import observer_class, short_name
-
-EVENTS = ("record", "validation", "checkpoint", "end")
 
 
 class Observer:
     """What watches a training: a class with any of these four methods, derived from this one or not.
 
-    Whatever a method is given is a copy of its own. Random numbers drawn in it are none of the training's. One that
-    raises is switched off with a warning, and the training goes on. `run` is the run's folder.
+    Whatever a method is given is a copy of its own, and what it sets for the whole process (random states, threads, the
+    working folder, …) is put back. One that raises is switched off with a warning, and the training goes on. `run` is
+    the run's folder.
     """
 
-    def record(self, run: Path, record: dict[str, float]) -> None:
+    def on_record(self, run: Path, record: dict[str, float]) -> None:
         """Take a record of `metrics.jsonl`: `update`, `epoch`, `samples`, `train/loss`, `train/lr`, …"""
 
-    def validation(self, run: Path, update: int, metrics: dict[str, float]) -> None:
+    def on_validation(self, run: Path, update: int, metrics: dict[str, float]) -> None:
         """Take loss and metrics of a validation, by their names without `valid/`."""
 
-    def checkpoint(self, run: Path, update: int, path: Path) -> None:
+    def on_checkpoint(self, run: Path, update: int, path: Path) -> None:
         """Take the folder of a checkpoint, once it is on the disk: `podium.load(run, checkpoint=update)` reads it."""
 
-    def end(self, run: Path, summary: dict[str, Any]) -> None:
+    def on_end(self, run: Path, summary: dict[str, Any]) -> None:
         """Take `summary.json` of a run that has ended: its `state` is done, interrupted or failed."""
 
 
@@ -52,28 +47,11 @@ _given: ContextVar[Sequence[Any]] = ContextVar("podium_observers", default=())
 @contextmanager
 def watched_by(observers: Sequence[Any]) -> Iterator[None]:
     """Have objects of this session watch the trainings that begin in this context."""
-    for observer in observers:
-        _check_events(observer, type(observer).__name__, "observers")
     before = _given.set(tuple(observers))
     try:
         yield
     finally:
         _given.reset(before)
-
-
-def load_observers(section: LogSection, received: Run | None = None) -> dict[str, type]:
-    """Return the classes that a recipe names, imported. Raise UserError where one is not found or lacks every event.
-
-    `received`: a run that may come from elsewhere; what its recipe names is imported only if it is trusted.
-    """
-    if received is not None and section.observers:
-        log = received.tree().get("log")
-        named = log.get("observers") if isinstance(log, dict) else None
-        own_code.check_observers(received.path, [name for name in section.observers if name in (named or ())])
-    found = {name: observer_class(name) for name in section.observers}
-    for name, kind in found.items():
-        _check_events(kind, short_name(name), "log.observers")
-    return found
 
 
 class Observers:
@@ -83,25 +61,26 @@ class Observers:
         """Make an object of every class that `section` names, on instance 0."""
         self._run, self._warn = run, warn
         self._all: dict[str, Any] = {}
-        if not lead:
-            return
-        for name in section.observers:
-            with self._guarded(short_name(name)):
-                self._all[short_name(name)] = load_observers(section)[name]()
-        for number, observer in enumerate(_given.get()):
-            name = type(observer).__name__
-            self._all[name if name not in self._all else f"{name} {number + 1}"] = observer
+        for name in section.observers if lead else ():
+            self._add(short_name(name), lambda name=name: observer_class(name)())  # type: ignore[misc]
+        for observer in _given.get() if lead else ():
+            self._add(type(observer).__name__, lambda observer=observer: observer)  # type: ignore[misc]
 
     def record(self, record: Mapping[str, float]) -> None:
         """Tell of a record, and of the validation in it if there is one."""
-        self._tell("record", dict(record))
+        self._tell("on_record", dict(record))
         metrics = {name.removeprefix("valid/"): value for name, value in record.items() if name.startswith("valid/")}
         if metrics:
-            self._tell("validation", int(record["update"]), metrics)
+            self._tell("on_validation", int(record["update"]), metrics)
 
     def checkpoint(self, update: int, path: Path) -> None:
         """Tell of a checkpoint that is on the disk."""
-        self._tell("checkpoint", update, path)
+        self._tell("on_checkpoint", update, path)
+
+    def _add(self, name: str, build: Callable[[], Any]) -> None:
+        number = sum(known.partition(" ")[0] == name for known in self._all)
+        with self._guarded(shown := f"{name} {number + 1}" if number else name):
+            self._all[shown] = build()
 
     def _tell(self, event: str, *facts: Any) -> None:
         for name, observer in list(self._all.items()):
@@ -112,17 +91,16 @@ class Observers:
 
     @contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
-        """Keep what an observer does from the training: its errors, and the state of the process that it may set."""
+        """Keep what an observer does from the training: its errors, and what it sets for the whole process."""
         try:
-            with _process_kept():
+            with process_state_kept():
                 yield
         except Interrupted:
             raise
         except (Exception, SystemExit) as error:
             self._all.pop(name, None)
             said = str(error) if isinstance(error, UserError) else f"{describe(error)}{user_frames(error)}"
-            first, newline, frames = said.partition("\n")
-            self._warn(f"the observer {name} is switched off, and the run goes on: {first}{newline}{frames}")
+            self._warn(f"the observer {name} is switched off, and the run goes on: {said}")
 
     def __enter__(self) -> Self:
         return self
@@ -131,26 +109,4 @@ class Observers:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._all:
-            self._tell("end", self._run.summary())
-
-
-@contextmanager
-def _process_kept() -> Iterator[None]:
-    """Give back random states and the settings of torch that a caller may have changed."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(grad)
-
-
-def _check_events(observer: Any, name: str, key: str) -> None:
-    if not any(callable(getattr(observer, event, None)) for event in EVENTS):
-        raise UserError(f"{key}: {name} has none of the methods {', '.join(EVENTS)}")
+            self._tell("on_end", self._run.summary())

@@ -3,7 +3,7 @@
 import io
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from podium.contract import Picture
+from podium.contract import Prediction
 from podium.errors import writing
 from podium.machine.bounded_files import read_limited, write_new
+from podium.recipe.sections.log import LogSection
 from podium.runs.appended_file import AppendedFile
+from podium.runs.folder import Run
+from podium.ui import console
 
 Record = Mapping[str, float]
 _VERSION = "brain.Event:2"
@@ -61,25 +64,35 @@ class TensorBoard:
             self._file.close()
 
 
-def write_prediction(folder: Path, update: int, pictures: Sequence[Picture], model: nn.Module) -> None:
-    """Write pictures and a histogram of every parameter as those of `update`, in place of those written before."""
+def add_prediction(run: Run, section: LogSection, update: int, prediction: Prediction, model: nn.Module) -> None:
+    """Show pictures and a histogram of every parameter in TensorBoard, where the recipe asks for it.
+
+    They are those of `update`, in place of those shown before. Trouble is only warned of.
+    """
+    if section.tensorboard:
+        with console.only_warned("TensorBoard shows no pictures and histograms of this run", Exception):
+            _write_prediction(run.tensorboard, update, prediction, model)
+
+
+def _write_prediction(folder: Path, update: int, prediction: Prediction, model: nn.Module) -> None:
     from tensorboard.compat.proto import event_pb2, summary_pb2
 
-    summary, now = summary_pb2.Summary, time.time()
-    values = [
-        summary.Value(tag=f"predict/{picture.title}", image=_image(summary, picture.path))
-        for picture in pictures
-        if picture.path.exists()
-    ]
-    values += [
-        summary.Value(tag=f"weights/{name}", histo=_histogram(summary_pb2.HistogramProto, param.detach()))
-        for name, param in model.named_parameters()
-        if param.numel() > 0 and param.is_floating_point()
-    ]
+    protos: Any = summary_pb2  # their classes are made when they are imported
+    event: Any = event_pb2
+    now, values = time.time(), []
+    for picture in prediction.pictures:
+        if picture.path.exists():
+            title = protos.SummaryMetadata(display_name=picture.title)
+            image = _image(protos.Summary, picture.path)
+            values.append(protos.Summary.Value(tag=f"predict/{picture.path.stem}", metadata=title, image=image))
+    for name, param in model.named_parameters():
+        if param.is_floating_point() and (shown := _histogram(protos.HistogramProto, param.detach())):
+            values.append(protos.Summary.Value(tag=f"weights/{name}", histo=shown))
     # No start of a session here, unlike in `TensorBoard`: it would hide the last record, which has the same update.
-    events = [event_pb2.Event(wall_time=now, file_version=_VERSION)]
+    events = [event.Event(wall_time=now, file_version=_VERSION)]
     # One event for each: readers refuse very long ones.
-    events += [event_pb2.Event(wall_time=now, step=update, summary=summary(value=[value])) for value in values]
+    for value in values:
+        events.append(event.Event(wall_time=now, step=update, summary=protos.Summary(value=[value])))
     path = folder / f"{_file_name(now)}{_PREDICTION}"
     with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,25 +105,27 @@ def write_prediction(folder: Path, update: int, pictures: Sequence[Picture], mod
 def _image(summary: Any, path: Path) -> Any:
     data = read_limited(path, _MAX_PICTURE_BYTES)
     with Image.open(io.BytesIO(data)) as image:
-        width, height = image.size
-    return summary.Image(width=width, height=height, colorspace=4, encoded_image_string=data)
+        (width, height), channels = image.size, len(image.getbands())
+    return summary.Image(width=width, height=height, colorspace=channels, encoded_image_string=data)
 
 
 def _histogram(proto: Any, values: Tensor) -> Any:
+    """Return the histogram of a tensor's finite values; None where there are none."""
     values = values.to("cpu", torch.float32).flatten()
+    values = values[values.isfinite()]
+    if values.numel() == 0:
+        return None
     low, high = float(values.min()), float(values.max())
-    if low == high:  # all are the same: one bin around them
-        high = low + max(abs(low), 1.0) * 1e-6
-    counts = torch.histc(values, _BINS, low, high)
+    limit = high if high > low else low + max(abs(low), 1.0) * 1e-6  # all are the same: the first bin has them
     wide = values.double()
     return proto(
-        min=float(values.min()),
-        max=float(values.max()),
+        min=low,
+        max=high,
         num=values.numel(),
         sum=float(wide.sum()),
         sum_squares=float(wide.square().sum()),
-        bucket_limit=torch.linspace(low, high, _BINS + 1, dtype=torch.float64)[1:].tolist(),
-        bucket=counts.double().tolist(),
+        bucket_limit=torch.linspace(low, limit, _BINS + 1, dtype=torch.float64)[1:].tolist(),
+        bucket=torch.histc(wide, _BINS, low, limit).tolist(),
     )
 
 

@@ -1,8 +1,13 @@
 """The `log` section: where metric records go. `runs/metrics.py` writes them."""
 
-from typing import Literal
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
 
 from podium.recipe.section import Section
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class LogSection(Section):
@@ -18,6 +23,24 @@ class LogSection(Section):
     #: Trackio: `off`, `local` (its database on this machine) or the address of a server
     trackio: str = "off"
     #: experiment of MLflow, project of Trackio
-    project: str = "podium"
-    #: classes of the user, `mine.py:MyLogger` or `package.module:MyLogger`, told what happens (runs/observers.py)
+    project: Annotated[str, Field(min_length=1)] = "podium"
+    #: classes of the user, `mine.py:Watcher` or `package.module:Watcher`, told what happens (runs/observers.py)
     observers: tuple[str, ...] = ()
+
+    @field_validator("mlflow", "trackio")
+    @classmethod
+    def _tracker(cls, value: str) -> str:
+        if value not in ("off", "local") and "://" not in value:
+            raise ValueError("expected off, local or the address of a server, such as http://localhost:5000")
+        return value
+
+    @field_validator("observers", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise ValueError("expected a list, such as [mine.py:Watcher]")
+        for name in value:
+            place, _, member = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+            if not member.isidentifier() or not (place.endswith(".py") or _MODULE.fullmatch(place)):
+                raise ValueError("expected names of the form mine.py:Watcher or package.module:Watcher")
+        return value

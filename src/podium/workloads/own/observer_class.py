@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import UserError
-from podium.workloads.own.code import is_own_name, load_file, load_module
+from podium.workloads.own.code import load_file, load_module
 
 KEY = "log.observers"
+#: methods of an observer, of which it has at least one
+EVENTS = ("on_record", "on_validation", "on_checkpoint", "on_end")
 
 
 def observer_class(name: str) -> type:
-    """Return the class that a name leads to, imported; raise UserError where there is none."""
+    """Return the class that a name leads to, imported; raise UserError where there is none or it hears no event."""
     place, _, member = name.rpartition(":")
-    if not is_own_name(name) or not member.isidentifier():
-        raise UserError(f"{KEY}: {name} is neither of the form mine.py:MyLogger nor package.module:MyLogger")
     if place.endswith(".py"):
         if not Path(place).is_file():
             raise UserError(f"{KEY}: there is no file {place}")
@@ -26,7 +26,14 @@ def observer_class(name: str) -> type:
         found = getattr(load_module(place).module, member, None)
     if not inspect.isclass(found):
         raise UserError(f"{KEY}: {place} has no class {member}")
+    check_events(found, f"{KEY}: {member}")
     return found
+
+
+def check_events(observer: Any, what: str) -> None:
+    """Raise UserError unless a class or an object has a method of an observer; `what` names it."""
+    if not any(callable(getattr(observer, event, None)) for event in EVENTS):
+        raise UserError(f"{what} has none of the methods {', '.join(EVENTS)}")
 
 
 def _exists(module: str) -> bool:
