@@ -57,9 +57,7 @@ def _name_to_use(run: Path, name: str, number: int, environment: Mapping[str, An
         own_code.check_named(run, name, f"the observer {name}")
         changed = own_code.changed_files(root, files)
         if changed and which is None:
-            warn(
-                f"{changed[0]} has changed since {run} began: the observer runs as it is now; --code copy runs the old"
-            )
+            warn(f"{changed[0]} has changed since {run} began: observing with the file as it is now")
         return name
     copies = run / COPIES / str(number)
     copy = copies / main.relative_to(root) if main.is_relative_to(root) else None

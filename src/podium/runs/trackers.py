@@ -61,8 +61,7 @@ class MLflow:
     def write(self, record: Record) -> None:
         now, update = int(time.time() * 1000), int(record["update"])
         metrics = [self._metric(name, float(value), now, update) for name, value in record.items() if "/" in name]
-        with _unsaid():
-            self._client.log_batch(self._run, metrics=metrics)
+        self._client.log_batch(self._run, metrics=metrics)
 
     def close(self) -> None:
         with _unsaid():
@@ -78,6 +77,7 @@ class Trackio:
         with _unsaid():
             import trackio
 
+            self._finish = trackio.finish  # that of the run alone would be repeated, aloud, when the process ends
             self._run = trackio.init(
                 project=section.project,
                 name=name,
@@ -90,12 +90,11 @@ class Trackio:
             )
 
     def write(self, record: Record) -> None:
-        with _unsaid():
-            self._run.log({name: value for name, value in record.items() if "/" in name}, step=int(record["update"]))
+        self._run.log({name: value for name, value in record.items() if "/" in name}, step=int(record["update"]))
 
     def close(self) -> None:
         with _unsaid():
-            self._run.finish()
+            self._finish()
 
 
 def check_trackers(section: LogSection) -> None:

@@ -1,7 +1,7 @@
 """The `log` section: where metric records go. `runs/metrics.py` writes them."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -34,13 +34,11 @@ class LogSection(Section):
             raise ValueError("expected off, local or the address of a server, such as http://localhost:5000")
         return value
 
-    @field_validator("observers", mode="before")
+    @field_validator("observers")
     @classmethod
-    def _named(cls, value: Any) -> Any:
-        if not isinstance(value, list | tuple):
-            raise ValueError("expected a list, such as [mine.py:Watcher]")
+    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            place, _, member = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+            place, _, member = name.rpartition(":")
             if not member.isidentifier() or not (place.endswith(".py") or _MODULE.fullmatch(place)):
                 raise ValueError("expected names of the form mine.py:Watcher or package.module:Watcher")
         return value
