@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from podium.errors import UserError, writing
-from podium.machine.process_state import process_state_kept
 from podium.runs import own_code
 from podium.ui.console import warn
 from podium.workloads.registry import code_files, is_own_file, observer_class, renamed_file
@@ -24,6 +23,8 @@ def keep(run: Path, names: Sequence[str]) -> dict[str, Any]:
 
     Raises UserError where one cannot be imported or hears no event.
     """
+    from podium.machine.process_state import process_state_kept  # loads torch, which `podium show` does without
+
     found = []
     for number, name in enumerate(names, start=1):
         with process_state_kept():
