@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from podium.errors import PodiumError as PodiumError
     from podium.errors import UserError as UserError
     from podium.recipe.section import Section as Section
+    from podium.runs.observers import Observer as Observer
     from podium.ui.table import Table as Table
     from podium.workloads.own.base import OwnWorkload
 
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Batch": ("podium.contract", "Batch"),
     "Loss": ("podium.contract", "Loss"),
+    "Observer": ("podium.runs.observers", "Observer"),
     "ParamGroup": ("podium.contract", "ParamGroup"),
     "Picture": ("podium.contract", "Picture"),
     "Prediction": ("podium.contract", "Prediction"),

@@ -6,7 +6,6 @@ loop      for every update: samples from the feed -> engine -> when due: record,
 finish    summary, pictures, report
 """
 
-from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -24,15 +23,17 @@ from podium.machine.allocator import settled_objects
 from podium.recipe.loading import Recipe
 from podium.runs.folder import Run, create_run, differing_conditions, environment
 from podium.runs.metrics import Telemetry, check_available
+from podium.runs.observers import Observers
 from podium.runs.recipe_changes import check_changes
 from podium.runs.summary import SummaryWriter
+from podium.runs.tensorboard import add_prediction
 from podium.topology import Topology, usable_cores
 from podium.training.build import Training, build_model, build_training, threads_per_replica
 from podium.training.clock import Clock
 from podium.training.feeding import build_engine, samples_of_updates
 from podium.training.memory import check_memory
 from podium.training.opening import check_folder_is_shared, open_log
-from podium.training.progress import Meter, early_end, facts
+from podium.training.progress import Meter, early_end, facts, named
 from podium.training.stop_request import StopRequest, resume_continues
 from podium.training.validation import check_finite, check_metrics, take_average, try_weights, validate
 from podium.ui import console
@@ -138,6 +139,11 @@ def _has_told(run: Run, instances: Instances, total: int) -> bool:
 
 
 def _train(run: Run, training: Training, clock: Clock, stop: StopRequest) -> Run:
+    with Observers(training.recipe.log, run, console.warn, lead=training.placement.is_lead) as observers:
+        return _train_watched(run, training, clock, stop, observers)
+
+
+def _train_watched(run: Run, training: Training, clock: Clock, stop: StopRequest, observers: Observers) -> Run:
     progress = training.state.progress
     stop.limit_to(training.recipe.train.time_limit)
     open_log(run.instance_log(training.placement.instances.index), training)
@@ -145,7 +151,7 @@ def _train(run: Run, training: Training, clock: Clock, stop: StopRequest) -> Run
     with console.only_warned("the run goes on"):
         summary.write("running")
     try:
-        stopped_by = _loop(run, training, clock, stop, summary)
+        stopped_by = _loop(run, training, clock, stop, summary, observers)
     except BaseException:
         with suppress(UserError):  # a full disk must not hide why the run ended
             summary.write("failed", weights=training.parallelism.has_all_weights)  # other instances may be gone
@@ -179,13 +185,16 @@ def _report(run: Run, training: Training, clock: Clock, summary: SummaryWriter) 
                 workload, micro_batch = training.task.workload, training.recipe.valid.micro
                 model = _whole_model(run, training, model)
                 report = draw_report(run, workload, model, training.placement.device, micro_batch)
+                add_prediction(run, training.recipe.log, training.state.progress.update, report.prediction, model)
     with console.only_warned("the run is complete", Exception):
         summary.write("done", weights=False)
         if report is not None:
             report.write()  # last, as it shows the times of the summary
 
 
-def _loop(run: Run, training: Training, clock: Clock, stop: StopRequest, summary: SummaryWriter) -> str | None:
+def _loop(
+    run: Run, training: Training, clock: Clock, stop: StopRequest, summary: SummaryWriter, observers: Observers
+) -> str | None:
     """Make updates until the end or a request to stop; return the reason of the request, or None at the end."""
     recipe, lengths, state, lead = training.recipe, training.task.lengths, training.state, training.placement.is_lead
     progress, total = state.progress, state.progress.last_update(lengths.total_updates)
@@ -198,13 +207,12 @@ def _loop(run: Run, training: Training, clock: Clock, stop: StopRequest, summary
         summary.executable = executable
 
     engine = build_engine(training, Events(partial(clock.move, "communication"), compiled))
-    saved_at = progress.update
-    meter = Meter(clock, lengths, progress.update, len(usable_cores()))
+    saved_at, meter = progress.update, Meter(clock, lengths, progress.update, len(usable_cores()))
 
     with (
-        Telemetry(recipe.log, run, recipe.tree(), progress.update, console.warn, lead=lead) as telemetry,
+        Telemetry(recipe.log, run, recipe.tree(), progress.update, console.warn, observers, lead=lead) as telemetry,
         console.progress_display(lead) as display,
-        Saver(run.checkpoints, recipe.checkpoint, training.parallelism.pipeline_group) as saver,
+        Saver(run.checkpoints, recipe.checkpoint, training.parallelism.pipeline_group, observers.checkpoint) as saver,
         samples_of_updates(training, progress.update, total, partial(clock.move, "input_wait")) as all_samples,
         settled_objects(),
         clock.phase("train"),
@@ -224,7 +232,7 @@ def _loop(run: Run, training: Training, clock: Clock, stop: StopRequest, summary
             progress.pending.extend(engine.collect())  # waits for the device
             check_finite(progress.pending, update)
             if record_due:
-                record = lengths.place(update) | _named("train", progress.take_train())
+                record = lengths.place(update) | named("train", progress.take_train())
                 record |= {"train/lr": lr} | meter.record(update)
                 if state.loss_scale.automatic:
                     scale = state.loss_scale
@@ -233,7 +241,8 @@ def _loop(run: Run, training: Training, clock: Clock, stop: StopRequest, summary
                 if valid_due:
                     with clock.phase("valid"):
                         improved = validate(training)
-                    record |= _named("valid", progress.valid_last) | _named("valid/average", progress.average_last, "_")
+                    record |= named("valid", progress.valid_last) | named("valid/average", progress.average_last, "_")
+                saver.tell_if_written()
                 telemetry.write(record)
                 line = facts(progress, lengths, meter.samples_per_second)
                 display.update(update, total, line, milestone=valid_due)
@@ -288,7 +297,3 @@ def _whole_model(run: Run, training: Training, model: nn.Module) -> nn.Module:
 def _environment(training: Training) -> dict:
     placement = training.placement
     return environment(placement.threads, placement.device, placement.busy_threads, training.recipe.workload.name)
-
-
-def _named(prefix: str, means: Mapping[str, float], separator: str = "/") -> dict[str, float]:
-    return {f"{prefix}{separator}{name}": value for name, value in means.items()}

@@ -24,8 +24,8 @@ from podium.launch.failures import Failure, read_failures, write_failure
 from podium.runs.curves import draw_curves
 from podium.runs.facts import read_records
 from podium.runs.folder import Run
-from podium.runs.metrics import wandb_id
 from podium.runs.report import Report
+from podium.runs.trackers import kept_id
 from podium.training.build import build_model
 from podium.ui.run_summary import summary_table
 from podium.workloads.registry import workload_class
@@ -237,7 +237,7 @@ def test_ids_and_notes_that_are_none(tmp_path):
     for content in (b"", b"\xff" * 10, b"../../x", b"x" * 1000):
         (tmp_path / "id").write_bytes(content)
         with pytest.raises(UserError, match="W&B begins a new run"):
-            wandb_id(tmp_path / "id")
+            kept_id(tmp_path / "id", "W&B")
     write_failure(tmp_path, Failure(1, "here", 3, "the loss is not finite"))
     for number, content in enumerate(["", "[]", "{}", '{"instance": "x", "host": 1, "exit_code": 2, "message": 3}']):
         (tmp_path / f"failure-x{number}.json").write_text(content)

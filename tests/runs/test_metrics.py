@@ -7,11 +7,17 @@ import sys
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 
+import podium
+from podium.contract import Picture, Prediction
 from podium.errors import UserError
 from podium.recipe.sections.log import LogSection
+from podium.runs.appended_file import AppendedFile
 from podium.runs.folder import Run, open_run
-from podium.runs.metrics import AppendedFile, JsonLines, Telemetry, TensorBoard
+from podium.runs.metrics import JsonLines, Telemetry
+from podium.runs.tensorboard import TensorBoard, add_prediction
+from podium.runs.trackers import kept_id
 from podium.training.clock import Utilisation
 from tests.support.processes import assert_user_error, podium_here, started
 from tests.support.recipes import TINY
@@ -126,6 +132,48 @@ def test_a_run_shows_the_same_in_tensorboard_as_in_its_records(tiny, tmp_path):
     assert 0 < run.summary()["cpu_percent"] <= 110
 
 
+def test_predict_shows_pictures_and_histograms_of_the_weights_in_tensorboard_once(tmp_path):
+    run = Run(tmp_path / "run")
+    done = podium_here("train", *TINY["mnist"], "log.tensorboard=true", "log.report=true", "--out", run.path)
+    assert done.returncode == 0, done.stderr
+    for command in (None, "predict"):
+        assert command is None or podium_here(command, run.path).returncode == 0
+        events = EventAccumulator(str(run.tensorboard), size_guidance={"images": 0, "histograms": 0, "scalars": 0})
+        events.Reload()
+        weights = checkpoint_weights(run)
+        assert set(events.Tags()["histograms"]) == {f"weights/{name}" for name in weights}
+        for name, tensor in weights.items():
+            (shown,) = events.Histograms(f"weights/{name}")
+            value = shown.histogram_value
+            assert shown.step == run.summary()["updates"]
+            assert (value.min, value.max) == (tensor.min().item(), tensor.max().item())
+            assert value.num == sum(value.bucket) == tensor.numel()
+            assert value.sum == pytest.approx(tensor.double().sum().item())
+            assert value.bucket_limit[-1] >= value.max
+        pictures = {path.stem: path for path in run.pictures.glob("*.png")}
+        assert set(events.Tags()["images"]) == {f"predict/{stem}" for stem in pictures} != set()
+        for stem, path in pictures.items():
+            (shown,) = events.Images(f"predict/{stem}")
+            assert shown.encoded_image_string == path.read_bytes()
+        assert [e.step for e in events.Scalars("train/loss")] == [r["update"] for r in run.records()]
+
+
+def checkpoint_weights(run: Run) -> dict:
+    """The parameters of the last checkpoint; buffers are left out."""
+    loaded = podium.load(run.path, checkpoint="last")
+    return {name: param.detach() for name, param in loaded.model.named_parameters()}
+
+
+def test_pictures_that_cannot_be_shown_are_only_warned_of(tmp_path, capsys):
+    (tmp_path / "bad.png").write_text("not a picture")
+    prediction = Prediction([Picture("Bad", tmp_path / "bad.png")], [])
+    add_prediction(Run(tmp_path), LogSection(), 3, prediction, nn.Linear(2, 2))
+    assert "TensorBoard shows no pictures and histograms" in " ".join(capsys.readouterr().err.split())
+    add_prediction(Run(tmp_path), LogSection(tensorboard=False), 3, prediction, nn.Linear(2, 2))
+    assert capsys.readouterr().err == ""
+    assert not (tmp_path / "tensorboard").exists()
+
+
 def test_utilisation_is_of_all_cores(monkeypatch):
     wall, busy = iter([10.0, 12.0, 13.0, 14.0]), iter([5.0, 7.0, 7.5, 11.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(wall))
@@ -163,9 +211,9 @@ def test_wandb_is_off_unless_asked_for():
 def test_wandb_offline_keeps_its_run_in_the_folder_and_goes_on_after_an_interrupt(tmp_path):
     args = [*TINY["mnist"], "log.wandb=offline", "train.length=2000up", "valid.every=0", "checkpoint.every=0"]
     run = Run(tmp_path / "run")
-    with started("train", *args, "--out", "run", cwd=tmp_path) as podium:
-        podium.until_records(run.path, 2)
-        done = podium.ended(by=signal.SIGINT)
+    with started("train", *args, "--out", "run", cwd=tmp_path) as training:
+        training.until_records(run.path, 2)
+        done = training.ended(by=signal.SIGINT)
     assert done.returncode == 75, done.stderr
     first = wandb_parts(run)
     assert len(first) == 1
@@ -189,10 +237,7 @@ def wandb_parts(run: Run) -> list:
     return sorted((run.path / "wandb").glob("offline-run-*"))
 
 
-@needs_wandb
-def test_two_runs_of_the_same_folder_name_are_two_for_wandb(tmp_path):
-    from podium.runs.metrics import wandb_id
-
-    one, two = (wandb_id(tmp_path / name / "run" / "wandb" / "id") for name in "ab")
+def test_two_runs_of_the_same_folder_name_are_two_for_a_tracker(tmp_path):
+    one, two = (kept_id(tmp_path / name / "run" / "wandb" / "id", "W&B") for name in "ab")
     assert one != two
-    assert wandb_id(tmp_path / "a" / "run" / "wandb" / "id") == one
+    assert kept_id(tmp_path / "a" / "run" / "wandb" / "id", "W&B") == one

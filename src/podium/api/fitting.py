@@ -1,7 +1,8 @@
 """`podium.fit`: a model and samples of a Python session, trained as any recipe is, with every promise that it has."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from inspect import isclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from podium.recipe.loading import Recipe, recipe_from_tree, to_yaml
 from podium.runs import own_code
 from podium.runs.folder import Run as Folder
 from podium.runs.folder import check_free, next_free_folder
+from podium.runs.observers import watched_by
 from podium.train import resume as resume_run
 from podium.workloads.own.blueprint import Unreachable, source_files, write_objects
 from podium.workloads.own.code import file_sha256
 from podium.workloads.own.fitted import Given, given
 from podium.workloads.own.losses import LossFunction
-from podium.workloads.registry import FITTED, stop_imported_script
+from podium.workloads.registry import FITTED, check_events, stop_imported_script
 
 _LR = 1e-3
 
@@ -44,6 +46,7 @@ def fit(
     workers: int = 0,
     init_from: str | Path | Mapping[str, Any] | None = None,
     members: Mapping[str, Callable] | None = None,
+    observers: Sequence[Any] = (),
     **sections: Any,
 ) -> Run:
     """Train `model` on samples and return the run. The given model stays as it is; `run.best.model` is trained.
@@ -62,10 +65,12 @@ def fit(
     workers              processes that prepare the samples of a Dataset
     init_from            weights to start from, as `workload.init_from` of a recipe; default: those of the model
     members              functions for `predict`, `inputs`, `param_groups`, `stages` instead of the defaults
+    observers            objects or classes with methods of `podium.Observer`, told what happens in the training
     **sections           any other section of a recipe: schedule={"name": "cosine"}, precision="16.32", …
     """
     stop_imported_script()
     check_instances(instances)
+    watching = _watching(observers, instances)
     objects = _checked(model, train, valid, test, loss, members or {})
     folder = Path(out) if out is not None else next_free_folder(Path("runs"), type(model).__name__.lower())
     tree = {
@@ -87,7 +92,7 @@ def fit(
         **{name: _section(name, value) for name, value in sections.items()},
     }
     recipe = recipe_from_tree(_merged(tree, sections), "podium.fit")
-    with session_kept():
+    with session_kept(), watched_by(watching):
         if resume and (folder / "recipe.yaml").exists():
             return _continued(recipe, folder, objects, instances)
         check_free(folder)
@@ -113,6 +118,18 @@ def _checked(model: Any, train: Any, valid: Any, test: Any, loss: Any, members: 
             raise UserError(f"members: {name} is none of {', '.join(known)}")
     LossFunction(loss)
     return Given(model, loss, train, valid, test, dict(members))
+
+
+def _watching(observers: Sequence[Any], instances: int) -> list[Any]:
+    """Return the observers as objects."""
+    if observers and instances > 1:
+        raise UserError(
+            f"observers: with instances={instances} other processes train: name the class and its file instead, as in "
+            'log={"observers": ["/home/me/watcher.py:Watcher"]}'
+        )
+    for observer in observers:
+        check_events(observer, f"observers: {observer.__name__ if isclass(observer) else type(observer).__name__}")
+    return [observer() if isclass(observer) else observer for observer in observers]
 
 
 def _initial(given: str | Path | Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -216,14 +216,21 @@ class Saver:
     An error in writing one is raised by the next call, or on exit.
     """
 
-    def __init__(self, folder: Path, section: CheckpointSection, pipeline_group: Instances | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        section: CheckpointSection,
+        pipeline_group: Instances | None = None,
+        tell: Callable[[int, Path], None] = lambda update, path: None,
+    ) -> None:
         """Start the thread that writes. `pipeline_group`: the instances that hold the stages of the model, each of
-        which has its own saver."""
-        self._folder, self._section = folder, section
+        which has its own saver. `tell` is called with update and folder of a checkpoint that is on the disk, by the
+        thread that calls this object."""
+        self._folder, self._section, self._tell = folder, section, tell
         self._pipeline_group = pipeline_group or Instances.alone()
         self._abandoned = threading.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="podium-checkpoint", initializer=stay_single)
-        self._under_way: Future[None] | None = None
+        self._under_way: Future[Path | None] | None = None
         self._last: Snapshot | None = None
         self._pruner = Pruner(folder)
 
@@ -247,7 +254,7 @@ class Saver:
         if holders is not None:
             parts = GatheredTensors(holders, state_tensors(optimiser), row_places(optimiser))
             if holders.index == 0:
-                self._write(Snapshot.live(update, model, parts, state, average), best)
+                self._told(self._write(Snapshot.live(update, model, parts, state, average), best))
             else:
                 send_pieces(parts)
             return
@@ -263,9 +270,18 @@ class Saver:
         """Wait until the last checkpoint is on the disk; raise the error if it could not be written."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
-            under_way.result()
+            self._told(under_way.result())
 
-    def _write(self, snapshot: Snapshot, best: int | None) -> None:
+    def tell_if_written(self) -> None:
+        """Tell of the last checkpoint if it is on the disk by now; one that could not be written is told later."""
+        if self._under_way is not None and self._under_way.done() and self._under_way.exception() is None:
+            self.wait()
+
+    def _told(self, written: Path | None) -> None:
+        if written is not None:
+            self._tell(int(written.name.removeprefix(PREFIX)), written)
+
+    def _write(self, snapshot: Snapshot, best: int | None) -> Path | None:
         if self._pipeline_group.count == 1:
             written: Path | None = write(self._folder, snapshot)
         else:
@@ -273,6 +289,7 @@ class Saver:
         if written is not None:
             self._pruner.has_written(written)
             self._pruner.prune(self._section.keep, best if self._section.best else None)
+        return written
 
     def _write_shard(self, snapshot: Snapshot) -> Path | None:
         """Write the files of this stage; the first stage waits for those of the others, completes the checkpoint and

@@ -80,6 +80,9 @@ def _trial_overrides(recipe: Recipe) -> list[str]:
         "log.report=false",
         "log.tensorboard=false",
         "log.wandb=off",
+        "log.mlflow=off",
+        "log.trackio=off",
+        "log.observers=[]",
         "engine.updates_per_call=1",
         "engine.tune=off",
     ]

@@ -38,6 +38,8 @@ def examine() -> bool:
         ("cache folder", lambda: _writable(cache_folder())),
         ("this folder", lambda: _writable(Path.cwd())),
         ("wandb", lambda: _optional("wandb", "log.wandb")),
+        ("mlflow", lambda: _optional("mlflow", "log.mlflow")),
+        ("trackio", lambda: _optional("trackio", "log.trackio")),
         ("neuron", lambda: _optional("neuron", "checking the simulated cell")),
     ]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

@@ -16,6 +16,7 @@ from podium.recipe.overrides import parse_override
 from podium.recipe.sections.average import Method
 from podium.runs.folder import Run
 from podium.runs.restored import plain_recipe, rebuilt, restored
+from podium.runs.tensorboard import add_prediction
 from podium.training.build import Training
 from podium.training.evaluate import evaluate
 from podium.training.inference import array_batches, fitting_inputs, input_fields, model_outputs, source_batches
@@ -120,6 +121,7 @@ def predict(run: Run, which: str, overrides: Iterable[str] = ()) -> None:
     report = draw_report(
         run, training.task.workload, training.state.model, training.placement.device, training.recipe.valid.micro
     )
+    add_prediction(run, recipe.log, found.update, report.prediction, training.state.model)
     report.write()
     for table in report.prediction.tables:
         show_table(table)

@@ -23,7 +23,7 @@ from podium.launch.secret import take_secret
 from podium.machine.numerics import numerics_variables
 from podium.recipe.loading import Recipe, load_recipe, recipe_with
 from podium.recipe.overrides import parse_override
-from podium.runs import own_code
+from podium.runs import observer_code, own_code
 from podium.runs.folder import Run, check_free, next_free_folder, open_run
 from podium.runs.recipe_changes import ALSO, CARRIED_BY, may_change
 from podium.topology import (
@@ -136,6 +136,8 @@ def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
                 f"{key} cannot change when a run continues, only {', '.join(ALSO)} and keys of "
                 f"{' and '.join(CARRIED_BY)} can: `podium train` begins a new one"
             )
+    if recipe.log.observers and "log.observers" not in changed:
+        changed["log.observers"] = observer_code.names_to_use(run.path, recipe.log.observers, run.environment())
     return run, recipe_with(recipe, changed) if changed else recipe
 
 

@@ -43,6 +43,7 @@ from podium.workloads.registry import (
     is_known,
     known_names,
     resolved_name,
+    short_name,
     workload_sections,
 )
 
@@ -80,6 +81,7 @@ class Recipe(Section):
         tree["workload"]["name"] = identity(self.workload.name)
         if self.workload.name == FITTED:
             tree["workload"]["model"].pop("objects")  # where the run lies
+        tree["log"]["observers"] = [short_name(name) for name in self.log.observers]  # wherever they lie
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
@@ -124,7 +126,9 @@ def recipe_with(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:
     if any(key.startswith("batch.") for key in keys):
         tree["batch"]["global"] = None
     for dotted, value in keys.items():
-        _merge(tree, _nested(dotted, value))
+        nested = _nested(dotted, value)
+        _resolve_code(nested, Path())
+        _merge(tree, nested)
     return recipe_from_tree(tree)
 
 
@@ -218,10 +222,12 @@ def _command_line(overrides: Iterable[str], schema: type[Section] | None = None)
 
 
 def _resolve_code(tree: Tree, folder: Path) -> None:
-    """Make the path of a user's workload independent of `folder`, which its relative form starts from."""
-    workload = tree.get("workload")
+    """Make the paths of a user's code independent of `folder`, which their relative forms start from."""
+    workload, log = tree.get("workload"), tree.get("log")
     if isinstance(workload, dict) and isinstance(workload.get("name"), str):
         workload["name"] = resolved_name(workload["name"], folder)
+    if isinstance(log, dict) and isinstance(names := log.get("observers"), list):
+        log["observers"] = [resolved_name(name, folder) if isinstance(name, str) else name for name in names]
 
 
 def _nested(dotted: str, value: Any) -> Tree:

@@ -23,7 +23,7 @@ from podium.launch.environment import user_command
 from podium.machine.bounded_files import append_regular, open_regular, write_new
 from podium.machine.numerics import numerics_variables
 from podium.recipe.loading import Recipe, read_yaml, recipe_from_tree, to_yaml
-from podium.runs import own_code
+from podium.runs import observer_code, own_code
 from podium.runs.facts import iterate_records, read_environment, read_records, read_summary, record_line
 from podium.topology import usable_cores
 from podium.workloads.registry import FITTED
@@ -199,7 +199,7 @@ def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Ru
         raise UserError(f"the run folder {path} cannot be created: {system_reason(error)}") from error
     try:
         own_code.keep(path, recipe.workload.name)
-        write_json(run.environment_file, environment)
+        write_json(run.environment_file, {**environment, **observer_code.keep(path, recipe.log.observers)})
         replace_file(run.recipe_file, to_yaml(recipe.tree()).encode())
     except UserError:
         shutil.rmtree(path, ignore_errors=True)  # it was empty or did not exist

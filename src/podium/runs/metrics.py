@@ -1,25 +1,24 @@
-"""Metric records and where they go: JSON lines always, TensorBoard and Weights & Biases on request.
+"""Metric records and where they go: JSON lines always, TensorBoard, trackers and a user's observers on request.
 
 A record is one flat mapping (`train/loss`, `valid/accuracy`, `time/input_wait_s`) with the
 update, epoch and samples it belongs to.
 """
 
-import io
 import json
 import os
-import secrets
-import socket
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from podium.errors import UserError, system_reason, writing
-from podium.machine.bounded_files import append_regular, read_limited
+from podium.errors import UserError
 from podium.recipe.sections.log import LogSection
+from podium.runs.appended_file import AppendedFile
 from podium.runs.folder import Run
+from podium.runs.observers import Observers
+from podium.runs.tensorboard import TensorBoard
+from podium.runs.trackers import MLflow, Trackio, check_trackers, kept_id
 
 Record = Mapping[str, float]
 
@@ -28,6 +27,7 @@ def check_available(section: LogSection) -> None:
     """Raise UserError where a sink is not installed; called before anything is on disk."""
     if section.wandb != "off":
         _import_wandb(section)
+    check_trackers(section)
 
 
 class Sink(Protocol):
@@ -51,6 +51,7 @@ class Telemetry:
         tree: Mapping[str, Any],
         after: int,
         warn: Callable[[str], None],
+        observers: Observers | None = None,
         *,
         lead: bool = True,
     ) -> None:
@@ -59,7 +60,7 @@ class Telemetry:
         Raise UserError where the account or the settings of Weights & Biases are at fault.
         """
         self._sinks: dict[str, Sink] = {}
-        self._warn = warn
+        self._warn, self._observers = warn, observers
         if not lead:  # instance 0 writes for all
             return
         self._open(run.metrics_file.name, lambda: JsonLines(run, after))
@@ -67,6 +68,10 @@ class Telemetry:
             self._open("TensorBoard", lambda: TensorBoard(run.tensorboard))
         if section.wandb != "off":
             self._open("Weights & Biases", lambda: WeightsAndBiases(section, run.path, tree))
+        if section.mlflow != "off":
+            self._open("MLflow", lambda: MLflow(section, run.path, tree))
+        if section.trackio != "off":
+            self._open("Trackio", lambda: Trackio(section, run.path, tree))
 
     def write(self, record: Record) -> None:
         for name, sink in list(self._sinks.items()):
@@ -74,6 +79,8 @@ class Telemetry:
                 sink.write(record)
             except Exception as error:
                 self._switch_off(name, error)
+        if self._observers is not None:
+            self._observers.record(record)
 
     def _open(self, name: str, build: Callable[[], Sink]) -> None:
         try:
@@ -109,24 +116,6 @@ class _Misconfigured(Exception):
     """What the recipe asks of a service cannot work, today or tomorrow."""
 
 
-class AppendedFile:
-    """A file that grows at its end. What was written is with the system when `append` returns: a kill loses none."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = append_regular(path)
-
-    def append(self, data: bytes) -> None:
-        with writing(self._path):
-            while data:  # a disk that fills up takes a part first and refuses the rest
-                data = data[self._file.write(data) :]
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class JsonLines:
     """One JSON object per line. Those of updates that are done again after a resume are dropped."""
 
@@ -141,46 +130,6 @@ class JsonLines:
         self._file.close()
 
 
-class TensorBoard:
-    """Scalars as a TensorBoard event file.
-
-    Written at once, in TensorBoard's own record format. Its event writer waits up to two minutes, and prints a
-    traceback from its thread when the disk is full.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file: AppendedFile | None = None
-        # Imported before training begins: it takes longer than hundreds of updates of a small model.
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self._event: Any = event_pb2
-        self._summary: Any = summary_pb2
-        self._framed: Any = RecordWriter
-
-    def write(self, record: Record) -> None:
-        event, summary = self._event.Event, self._summary.Summary
-        update, now = int(record["update"]), time.time()
-        events = []
-        if self._file is None:
-            self._file = AppendedFile(self._folder / f"events.out.tfevents.{now:.6f}.{socket.gethostname()}")
-            events.append(event(wall_time=now, file_version="brain.Event:2"))
-            # Readers drop what an earlier, interrupted part of this run wrote about this update and later ones.
-            begin = self._event.SessionLog(status=self._event.SessionLog.START)
-            events.append(event(wall_time=now, step=update, session_log=begin))
-        values = [summary.Value(tag=name, simple_value=value) for name, value in record.items() if "/" in name]
-        events.append(event(wall_time=now, step=update, summary=summary(value=values)))
-        framed = io.BytesIO()
-        for one in events:
-            self._framed(framed).write(one.SerializeToString())
-        self._file.append(framed.getvalue())
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
 class WeightsAndBiases:
     """A W&B run; `offline` keeps it in the run folder for `wandb sync` later."""
 
@@ -191,7 +140,7 @@ class WeightsAndBiases:
             self._run = wandb.init(
                 project=section.wandb_project,
                 name=folder.resolve().name,
-                id=wandb_id(folder / "wandb" / "id"),
+                id=kept_id(folder / "wandb" / "id", "W&B"),
                 dir=str(folder),
                 config=dict(tree),
                 mode=section.wandb,
@@ -216,19 +165,3 @@ def _import_wandb(section: LogSection) -> Any:
     except ImportError:
         raise UserError(f"log.wandb = {section.wandb} needs the package wandb: pip install 'podium[wandb]'") from None
     return wandb
-
-
-def wandb_id(path: Path) -> str:
-    """Return an id for the whole life of the run: the folder's name may be that of somebody else's run."""
-    if not path.exists():
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(secrets.token_hex(8), encoding="utf-8")
-    try:
-        text = read_limited(path, 128).decode("ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = system_reason(error) if isinstance(error, OSError) else "it is not text"
-        raise UserError(f"{path} cannot be read: {reason}; move it away, and W&B begins a new run") from None
-    if not text.isalnum():
-        raise UserError(f"{path} does not hold the id of a W&B run: move it away, and W&B begins a new run")
-    return text

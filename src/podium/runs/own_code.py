@@ -70,6 +70,21 @@ def remember(name: str, digests: Any) -> None:
     _note(name, [*digests, _name_key(name)])
 
 
+def check_named(run: Path, name: str, shown: str) -> None:
+    """Raise UserError where a run names code that was never named here and is not trusted."""
+    _check_trusted(run, name, [_name_key(name)], shown)
+
+
+def check_copy(run: Path, name: str, copies: Path, copy: Path) -> None:
+    """Raise UserError where a run's copies of code are more than that, or not known here and not trusted."""
+    # Whatever lies beside it could be imported, too, whether the run's record says so or not.
+    beside = [path for path in islice(copies.rglob("*"), _MAX_FILES + 1) if not path.is_dir()]
+    if len(beside) > _MAX_FILES or any(path.suffix != ".py" for path in beside):
+        raise UserError(f"{copies} holds more than copies of Python files: its code is not run")
+    _check_trusted(run, name, [file_sha256(path) for path in beside], str(copy), copied=True)
+    sys.dont_write_bytecode = True  # the folder stays as it is
+
+
 def _note(name: str, keys: list[str]) -> None:
     folder = state_folder(COPIES)
     try:
@@ -118,12 +133,7 @@ def name_to_use(run: Path, name: str, environment: Mapping[str, Any]) -> str:
     copy = run / COPIES / main.relative_to(root)
     if CHOICE.which is None and main.exists():
         warn(f"{changed[0]} has changed since {run} began: using the run's own copy ({copy})")
-    # Whatever lies beside it could be imported, too, whether the run's record says so or not.
-    beside = [path for path in islice((run / COPIES).rglob("*"), _MAX_FILES + 1) if not path.is_dir()]
-    if len(beside) > _MAX_FILES or any(path.suffix != ".py" for path in beside):
-        raise UserError(f"{run / COPIES} holds more than copies of Python files: its code is not run")
-    _check_trusted(run, name, [file_sha256(path) for path in beside], str(copy), copied=True)
-    sys.dont_write_bytecode = True  # the folder stays as it is
+    check_copy(run, name, run / COPIES, copy)
     return renamed_file(name, copy.resolve())
 
 
@@ -155,6 +165,11 @@ def _recorded(run: Path, environment: Mapping[str, Any]) -> dict[str, Any]:
     found = environment.get(COPIES)
     if found is None:
         return {}
+    return checked_record(run, found)
+
+
+def checked_record(run: Path, found: Any) -> dict[str, Any]:
+    """Return one entry of a run's record of code; raise UserError where it is none."""
     files = found.get("files") if isinstance(found, dict) else None
     if (
         not isinstance(files, dict)

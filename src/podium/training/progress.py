@@ -77,3 +77,8 @@ def summary(progress: Progress, lengths: Lengths, seconds: Mapping[str, float], 
         "samples_per_second": place["samples"] / training_s if training_s > 0 else 0.0,
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
     }
+
+
+def named(prefix: str, means: Mapping[str, float], separator: str = "/") -> dict[str, float]:
+    """Return metrics by their names in a record."""
+    return {f"{prefix}{separator}{name}": value for name, value in means.items()}

@@ -19,6 +19,8 @@ from podium.workloads.own.code import resolved_name as resolved_name
 from podium.workloads.own.code import short_name as short_name
 from podium.workloads.own.code import stop_imported_script as stop_imported_script
 from podium.workloads.own.frames import explain_own as explain_own
+from podium.workloads.own.observer_class import check_events as check_events
+from podium.workloads.own.observer_class import observer_class as observer_class
 
 #: name -> module that holds its `Workload` class; a module `section` beside it holds `ModelSection` and `DataSection`
 WORKLOADS = {
