@@ -287,7 +287,7 @@ def _whole_model(run: Run, training: Training, model: nn.Module) -> nn.Module:
 
 def _environment(training: Training) -> dict:
     placement = training.placement
-    return environment(placement.threads, placement.device, placement.busy_threads, training.recipe.workload.name)
+    return environment(placement.threads, placement.device, placement.busy_threads, training.recipe.tree())
 
 
 def _named(prefix: str, means: Mapping[str, float], separator: str = "/") -> dict[str, float]:

@@ -74,6 +74,9 @@ class Checkpoint:
             load_state_tensors(optimiser, own)
             return
         state = state_tensors(optimiser)
+        if optimiser.own is not None:  # there is none before its first step: make what the checkpoint has
+            stateless = optimiser.own.without_state(self.optimiser) if holders.index == 0 else []
+            state = optimiser.own.blank(broadcast_facts(holders, {"stateless": stateless})["stateless"])
         parts = GatheredTensors(holders, state, row_places(optimiser))
         problem = ""
         if holders.index == 0:

@@ -18,11 +18,14 @@ from typing import Any, Literal
 
 from podium.errors import UserError, writing
 from podium.machine.state_folder import state_folder
+from podium.recipe.section import is_own_name
 from podium.ui.console import warn
 from podium.workloads.registry import FITTED, code_files, file_sha256, is_own, is_own_file, renamed_file
 
-#: folders of a run with the copies, and with what `podium.fit` was given
+#: folders of a run with the copies of a workload's code, and with what `podium.fit` was given
 COPIES, OBJECTS = "code", "fit"
+#: section whose name may lead to a user's code -> folder of the copies, and key of the record in `environment.json`
+PLACES = {"workload": COPIES, "optim": "code-optim", "schedule": "code-schedule"}
 #: more files than this are not one workload
 _MAX_FILES = 10_000
 
@@ -44,25 +47,36 @@ class Choice:
 CHOICE = Choice()
 
 
-def record(name: str) -> dict[str, Any]:
-    """Return what `environment.json` holds about the code of a workload; nothing for one that is shipped."""
-    if not is_own(name):
-        return {}
-    files = code_files(name)
-    return {"name": name, "root": str(files.root), "files": dict(files.sha256)}
+def names_in(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names in a recipe's tree that lead to a user's code, by section."""
+    found = {}
+    for part in PLACES:
+        section = tree.get(part)
+        name = section.get("name") if isinstance(section, dict) else None
+        if isinstance(name, str) and (is_own(name) if part == "workload" else is_own_name(name)):
+            found[part] = name
+    return found
 
 
-def keep(run: Path, name: str) -> None:
-    """Copy the code of a workload into a new run, and remember that it was named here."""
-    if not is_own(name):
-        return
-    files = code_files(name)
-    for relative in files.sha256:
-        target = run / COPIES / relative
-        with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(files.root / relative, target)
-    remember(name, files.sha256.values())
+def record(names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `environment.json` holds about a user's code; `names` as of `names_in`."""
+    found = {}
+    for part, name in names.items():
+        files = code_files(name)
+        found[PLACES[part]] = {"name": name, "root": str(files.root), "files": dict(files.sha256)}
+    return found
+
+
+def keep(run: Path, names: Mapping[str, str]) -> None:
+    """Copy a user's code into a new run, and remember that it was named here."""
+    for part, name in names.items():
+        files = code_files(name)
+        for relative in files.sha256:
+            target = run / PLACES[part] / relative
+            with writing(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(files.root / relative, target)
+        remember(name, files.sha256.values())
 
 
 def remember(name: str, digests: Any) -> None:
@@ -94,14 +108,13 @@ def fitted_objects(run: Path, model: Any) -> Any:
     return {**model, "objects": str(objects.resolve())}
 
 
-def name_to_use(run: Path, name: str, environment: Mapping[str, Any]) -> str:
-    """Return the name under which the code of a run is imported: the user's own file, or the run's copy of it.
+def name_to_use(run: Path, part: str, name: str, environment: Mapping[str, Any]) -> str:
+    """Return the name under which code of a run is imported: the user's own file, or the run's copy of it. `part`: the
+    section of the recipe that names it.
 
     Raises UserError where the code is missing, or not known here and not trusted. Imports nothing.
     """
-    if not is_own(name):
-        return name
-    recorded = _recorded(run, environment)
+    recorded, copies = _recorded(run, environment, part), run / PLACES[part]
     if not is_own_file(name):
         _check_trusted(run, name, [_name_key(name)], f"the module of {name}")
         return name
@@ -113,32 +126,33 @@ def name_to_use(run: Path, name: str, environment: Mapping[str, Any]) -> str:
     if not use_copy:
         _check_trusted(run, name, [_name_key(name)], str(main))  # the user named this very file here
         return name
-    if not main.is_relative_to(root) or not (run / COPIES / main.relative_to(root)).is_file():
+    if not main.is_relative_to(root) or not (copies / main.relative_to(root)).is_file():
         raise UserError(f"{main} has changed or is gone, and {run} has no copy of it: give the file back its content")
-    copy = run / COPIES / main.relative_to(root)
+    copy = copies / main.relative_to(root)
     if CHOICE.which is None and main.exists():
         warn(f"{changed[0]} has changed since {run} began: using the run's own copy ({copy})")
     # Whatever lies beside it could be imported, too, whether the run's record says so or not.
-    beside = [path for path in islice((run / COPIES).rglob("*"), _MAX_FILES + 1) if not path.is_dir()]
+    beside = [path for path in islice(copies.rglob("*"), _MAX_FILES + 1) if not path.is_dir()]
     if len(beside) > _MAX_FILES or any(path.suffix != ".py" for path in beside):
-        raise UserError(f"{run / COPIES} holds more than copies of Python files: its code is not run")
+        raise UserError(f"{copies} holds more than copies of Python files: its code is not run")
     _check_trusted(run, name, [file_sha256(path) for path in beside], str(copy), copied=True)
     sys.dont_write_bytecode = True  # the folder stays as it is
     return renamed_file(name, copy.resolve())
 
 
-def check_unchanged(run: Path, name: str, environment: Mapping[str, Any]) -> None:
+def check_unchanged(run: Path, names: Mapping[str, str], environment: Mapping[str, Any]) -> None:
     """Raise UserError where a run would continue with code that has changed, unless the user has said with which."""
-    if CHOICE.which is not None or not is_own_file(name):
-        return
-    recorded = _recorded(run, environment)
-    root = Path(str(recorded.get("root", "")))
-    changed = [path for path in changed_files(root, recorded.get("files", {})) if path.exists()]
-    if changed:
-        raise UserError(
-            f"{changed[0]} has changed since {run} began: add --code copy to continue with the run's own copy "
-            f"({run / COPIES}), or --code now to continue with the file as it is, whose bits may differ"
-        )
+    for part, name in names.items():
+        if CHOICE.which is not None or not is_own_file(name):
+            continue
+        recorded = _recorded(run, environment, part)
+        root = Path(str(recorded.get("root", "")))
+        changed = [path for path in changed_files(root, recorded.get("files", {})) if path.exists()]
+        if changed:
+            raise UserError(
+                f"{changed[0]} has changed since {run} began: add --code copy to continue with the run's own copy "
+                f"({run / PLACES[part]}), or --code now to continue with the file as it is, whose bits may differ"
+            )
 
 
 def changed_files(root: Path, files: Mapping[str, str]) -> list[Path]:
@@ -150,9 +164,9 @@ def changed_files(root: Path, files: Mapping[str, str]) -> list[Path]:
     ]
 
 
-def _recorded(run: Path, environment: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded(run: Path, environment: Mapping[str, Any], part: str) -> dict[str, Any]:
     """Return the record of a run, which may come from elsewhere and say anything."""
-    found = environment.get(COPIES)
+    found = environment.get(PLACES[part])
     if found is None:
         return {}
     files = found.get("files") if isinstance(found, dict) else None
