@@ -79,6 +79,15 @@ class Prediction:
     tables: list[Table]
 
 
+def named_outputs(output: Any) -> Mapping[str, Tensor]:
+    """Return the tensors that a model returned, by name."""
+    if isinstance(output, Tensor):
+        return {"output": output}
+    if isinstance(output, Mapping):
+        return {str(name): value for name, value in output.items() if isinstance(value, Tensor) and value.dim()}
+    return {f"output{place}": value for place, value in enumerate(output) if isinstance(value, Tensor) and value.dim()}
+
+
 class Workload(Protocol):
     """The contract: about eight members; Podium provides everything else.
 

@@ -201,6 +201,38 @@ def weights_of_arrays(tmp_path_factory):
     return run.summary["weights_sha256"]
 
 
+def following(model, batch):
+    logits, target = model(batch["tokens"][:, :-1]), batch["tokens"][:, 1:].long()
+    return podium.Loss(nn.functional.cross_entropy(logits.transpose(1, 2), target, reduction="sum"), target.numel())
+
+
+def test_a_folder_of_tokens_has_its_own_splits(tmp_path):
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "a.txt").write_text("one and two and three are four words and more.\n" * 200)
+    out = tmp_path / "tokens"
+    done = podium_here("data", "make", "text", f"input={tmp_path / 'books'}", "tokenizer=char", f"out={out}")
+    assert done.returncode == 0, done.stderr
+    model = nn.Sequential(nn.Embedding(64, 8), nn.Linear(8, 64))
+    run = podium.fit(model, (out, 16), (out, 16), loss=following, out=tmp_path / "run", **QUICK)
+    table = run.metrics()["valid/loss"].dropna()
+    assert table.iloc[-1] < table.iloc[0]
+    with pytest.raises(UserError, match="how many tokens the model reads at once"):
+        podium.fit(model, out, loss=following, out=tmp_path / "not", **QUICK)
+
+
+def test_a_fit_may_start_from_the_weights_of_another_run(fitted, tmp_path):
+    run, model, _ = fitted
+    again = podium.fit(
+        model,
+        (X, Y),
+        loss="mse",
+        init_from=run.path,
+        out=tmp_path / "run",
+        **{**QUICK, "length": "1up", "optim": {"lr": 1e-30}},
+    )
+    assert again.summary["weights_sha256"] == run.summary["weights_sha256"]
+
+
 def test_a_dataset_that_draws_random_numbers_gives_the_same_bits_every_time(tmp_path):
     digests = set()
     for number in range(2):

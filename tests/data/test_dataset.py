@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 from torch.utils.data import IterableDataset, default_collate
 
 from podium.checkpoints.reading import go_back
@@ -98,6 +99,21 @@ def test_the_process_keeps_its_own_random_numbers_and_threads(workers):
     rows_of(source, range(5), epoch=0)
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
     assert torch.get_num_threads() == threads
+    source.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_are_made_by_one_thread_wherever_that_is(workers):
+    def make(index):
+        blas = [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+        return {"torch": torch.get_num_threads(), "blas": max(blas, default=1)}
+
+    before = threadpool_info()
+    source = DatasetSource(Samples(make), seed=0, workers=workers)
+    rows = rows_of(source, range(4))
+    assert (rows["torch"] == 1).all()
+    assert (rows["blas"] == 1).all()
+    assert threadpool_info() == before
     source.close()
 
 

@@ -70,6 +70,12 @@ def test_patience_goes_on_where_it_was_after_a_resume(stopped, tmp_path):
     assert_user_error(podium_here("resume", run.path), "is complete")
 
 
+def test_stopping_without_validations_on_the_way_is_refused(tmp_path):
+    keys = ["train.stop={patience: 1}", "valid.every=0"]
+    assert_user_error(podium_here("train", *TINY["mnist"], *keys, "--out", tmp_path / "run"), "train.stop needs valid")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("key", "told"),
     [

@@ -42,13 +42,15 @@ def fit(
     resume: bool = False,
     seed: int = 1,
     workers: int = 0,
+    init_from: str | Path | Mapping[str, Any] | None = None,
     members: Mapping[str, Callable] | None = None,
     **sections: Any,
 ) -> Run:
     """Train `model` on samples and return the run. The given model stays as it is; `run.best.model` is trained.
 
     train, valid, test   arrays or tensors ((x, y) or by name), a map-style Dataset, an HDF5 file with the names of its
-                         datasets ("data.h5", "x", "y"), a Hugging Face dataset; `valid=0.1` holds that share out
+                         datasets ("data.h5", "x", "y"), a Hugging Face dataset, a folder that `podium data make text`
+                         wrote with the tokens that are read at once ("books", 128); `valid=0.1` holds that share out
     loss                 mse, l1, huber, cross_entropy, nll, bce; {"name": "cross_entropy", "label_smoothing": 0.1};
                          a function (output, target) of samples' losses or their mean, or (model, batch) of a Loss
     length               "20ep", "500up", "1e6sa"
@@ -58,6 +60,7 @@ def fit(
     instances            processes that train; with the same weights to the bit as one
     resume               continue the run in `out`, if there is one
     workers              processes that prepare the samples of a Dataset
+    init_from            weights to start from, as `workload.init_from` of a recipe; default: those of the model
     members              functions for `predict`, `inputs`, `param_groups`, `stages` instead of the defaults
     **sections           any other section of a recipe: schedule={"name": "cosine"}, precision="16.32", …
     """
@@ -75,6 +78,7 @@ def fit(
                 "seed": seed,
                 "workers": workers,
             },
+            **({"init_from": _initial(init_from)} if init_from is not None else {}),
         },
         "batch": {"micro": micro_batch, "replicas": replicas, "accumulation": accumulation},
         "train": {"length": str(length)},
@@ -109,6 +113,10 @@ def _checked(model: Any, train: Any, valid: Any, test: Any, loss: Any, members: 
             raise UserError(f"members: {name} is none of {', '.join(known)}")
     LossFunction(loss)
     return Given(model, loss, train, valid, test, dict(members))
+
+
+def _initial(given: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    return dict(given) if isinstance(given, Mapping) else {"path": str(given)}
 
 
 def _optim(given: Mapping[str, Any] | str | None) -> dict[str, Any]:

@@ -2,28 +2,26 @@
 
 import html
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from podium.checkpoints import reading
 from podium.contract import Workload
-from podium.data.source import SampleRequest, Source, empty_buffers, start_gather
+from podium.data.source import Source
 from podium.errors import UserError
 from podium.recipe.loading import Recipe
 from podium.runs import folder as run_folder
 from podium.runs import own_code
+from podium.training.inference import model_outputs, source_batches
 from podium.ui.console import clock_text, number
 from podium.workloads.own.data import as_arrays, as_source
-from podium.workloads.own.fitted import Given, given
+from podium.workloads.own.fitted import FittedData, FittedModel, Given, given
+from podium.workloads.own.fitted import Workload as FittedWorkload
 from podium.workloads.own.losses import TARGETS
-from podium.workloads.own.predict import named_outputs
 from podium.workloads.registry import workload_class
 
 _MICRO_BATCH = 256
@@ -96,9 +94,13 @@ class Run:
         return self.best.predict(samples, micro_batch=micro_batch)
 
     def _workload(self) -> Workload:
-        section = self.recipe.workload
-        with given(self._objects) if self._objects is not None else nullcontext():
-            workload: Workload = workload_class(section.name)(section.model, section.data)
+        workload: Workload
+        if self._objects is not None:
+            with given(self._objects):
+                workload = FittedWorkload(FittedModel(), FittedData())
+        else:
+            section = self.recipe.workload
+            workload = workload_class(section.name)(section.model, section.data)
         if hasattr(workload, "tries"):
             workload.tries = False  # its samples may be elsewhere
         return workload
@@ -191,17 +193,7 @@ class Loaded:
         """Return the model's outputs for samples as arrays; see `Run.predict`."""
         source, take = self._taken(samples)
         device = next((param.device for param in self.model.parameters()), torch.device("cpu"))
-        parts: dict[str, list[NDArray]] = {}
-        with torch.inference_mode():
-            for start in range(0, len(source), micro_batch):
-                numbers = np.arange(start, min(start + micro_batch, len(source)), dtype=np.int64)
-                buffers = empty_buffers(source.fields, len(numbers))
-                start_gather(source, SampleRequest(numbers), buffers)()
-                batch = {name: torch.from_numpy(rows).to(device) for name, rows in buffers.items()}
-                for name, rows in named_outputs(self.model(*take(batch))).items():
-                    rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # numpy has no such numbers
-                    parts.setdefault(name, []).append(rows.cpu().numpy())
-        joined = {name: np.concatenate(rows) for name, rows in parts.items()}
+        joined = model_outputs(self.model, take, source_batches(source, micro_batch, device))
         return joined["output"] if list(joined) == ["output"] else joined
 
     def _taken(self, samples: Any) -> "tuple[Source, Callable[[Mapping[str, Tensor]], Sequence[Tensor]]]":

@@ -4,14 +4,11 @@ import typing
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
 from podium.checkpoints import exporting, huggingface
 from podium.checkpoints import reading as checkpoints
 from podium.checkpoints.writing import write_weights
 from podium.contract import Split
 from podium.data.formats.array_files import read_arrays, write_arrays
-from podium.data.source import SampleRequest, empty_buffers, start_gather
 from podium.errors import UserError
 from podium.optim.averaging import averaged
 from podium.recipe.loading import recipe_with
@@ -21,7 +18,7 @@ from podium.runs.folder import Run
 from podium.runs.restored import plain_recipe, rebuilt, restored
 from podium.training.build import Training
 from podium.training.evaluate import evaluate
-from podium.training.inference import fitting_inputs, input_fields, predict_arrays
+from podium.training.inference import array_batches, fitting_inputs, input_fields, model_outputs, source_batches
 from podium.training.recalibration import recalibrated
 from podium.ui.console import out, say, show_table, warn
 from podium.ui.run_summary import summary_table
@@ -152,14 +149,13 @@ def predict_file(run: Run, which: str, source: Path, target: Path) -> None:
     workload, micro = training.task.workload, training.recipe.valid.micro
     say(f"predicting with the checkpoint of update {found.update}")
     samples = workload.source("test" if source.is_dir() else "valid")
-    names = input_fields(workload, samples.fields)
+    device = training.placement.device
     if source.is_dir():
-        buffers = empty_buffers(samples.fields, len(samples))
-        start_gather(samples, SampleRequest(np.arange(len(samples))), buffers)()
-        arrays = {name: buffers[name] for name in names}
+        batches = source_batches(samples, micro, device)
     else:
-        arrays = fitting_inputs(read_arrays(source), {name: samples.fields[name] for name in names}, source)
-    outputs = predict_arrays(training.state.model, workload, arrays, micro, training.placement.device)
+        needed = {name: samples.fields[name] for name in input_fields(workload, samples.fields)}
+        batches = array_batches(fitting_inputs(read_arrays(source), needed, source), micro, device)
+    outputs = model_outputs(training.state.model, workload.inputs, batches)
     write_arrays(target, outputs)
     rows = [[name, str(array.dtype), " × ".join(map(str, array.shape))] for name, array in outputs.items()]
     show_table(Table(str(target), ["output", "type", "shape"], rows))

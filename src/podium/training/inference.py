@@ -1,15 +1,14 @@
 """The outputs of a trained model for new inputs. Used by `podium predict --input` and the Python interface."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from podium.contract import Workload
-from podium.data.source import Field
+from podium.contract import Batch, Workload, named_outputs
+from podium.data.source import Field, SampleRequest, Source, empty_buffers, start_gather
 from podium.errors import UserError
 
 
@@ -50,42 +49,42 @@ def _fitting(array: NDArray, name: str, field: Field, what: object) -> NDArray:
     return array.astype(field.dtype, copy=False)
 
 
-def predict_arrays(
-    model: nn.Module, workload: Workload, inputs: Mapping[str, NDArray], micro_batch: int, device: torch.device
+def array_batches(arrays: Mapping[str, NDArray], micro_batch: int, device: torch.device) -> Iterator[Batch]:
+    """Yield arrays in parts, as the model takes them."""
+    num_samples = min(map(len, arrays.values()), default=0)
+    for start in range(0, num_samples, micro_batch):
+        parts = {name: np.array(array[start : start + micro_batch]) for name, array in arrays.items()}
+        yield {name: torch.from_numpy(part).to(device) for name, part in parts.items()}
+
+
+def source_batches(source: Source, micro_batch: int, device: torch.device) -> Iterator[Batch]:
+    """Yield all samples of a source in their order."""
+    for start in range(0, len(source), micro_batch):
+        numbers = np.arange(start, min(start + micro_batch, len(source)), dtype=np.int64)
+        buffers = empty_buffers(source.fields, len(numbers))
+        start_gather(source, SampleRequest(numbers), buffers)()
+        yield {name: torch.from_numpy(rows).to(device) for name, rows in buffers.items()}
+
+
+def model_outputs(
+    model: nn.Module, take: Callable[[Batch], Sequence[Tensor]], batches: Iterable[Batch]
 ) -> dict[str, NDArray]:
-    """Return the model's outputs in evaluation mode, by name; a single one is called `output`."""
+    """Return the model's outputs in evaluation mode, by name; a single one is called `output`.
+
+    `take` returns what the model's forward takes of a batch.
+    """
     outputs: dict[str, list[NDArray]] = {}
     was_training = model.training
     model.eval()
     try:
         with torch.inference_mode():
-            for batch in _batches(inputs, micro_batch, device):
-                for name, rows in _named(model(*workload.inputs(batch))):
-                    outputs.setdefault(name, []).append(
-                        rows.float().cpu().numpy() if rows.is_floating_point() else rows.cpu().numpy()
-                    )
+            for batch in batches:
+                for name, rows in named_outputs(model(*take(batch))).items():
+                    rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # which numpy does not know
+                    outputs.setdefault(name, []).append(rows.cpu().numpy())
     finally:
         model.train(was_training)
     return {name: np.concatenate(parts) for name, parts in outputs.items()}
-
-
-def _batches(inputs: Mapping[str, NDArray], size: int, device: torch.device) -> Iterator[dict[str, Tensor]]:
-    num_samples = min(map(len, inputs.values()), default=0)
-    for start in range(0, num_samples, size):
-        rows = {name: np.ascontiguousarray(array[start : start + size]) for name, array in inputs.items()}
-        yield {name: torch.from_numpy(part.copy()).to(device) for name, part in rows.items()}
-
-
-def _named(output: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors of what a model returns: one, a tuple, or a mapping."""
-    if isinstance(output, Tensor):
-        yield name, output
-    elif isinstance(output, Mapping):
-        for key, value in output.items():
-            yield from _named(value, str(key))
-    elif isinstance(output, list | tuple):
-        for number, value in enumerate(output):
-            yield from _named(value, f"{name}_{number}")
 
 
 class _Asked(Mapping[str, Tensor]):

@@ -6,7 +6,7 @@ from torch import nn
 
 from podium.engine.losses import Sums
 from podium.engine.state import metric_of
-from podium.errors import TrainingFailed
+from podium.errors import TrainingFailed, UserError
 from podium.training.build import Training
 from podium.training.evaluate import evaluate
 from podium.training.recalibration import recalibrated
@@ -30,6 +30,11 @@ def validate(training: Training) -> bool:
 def check_metrics(training: Training) -> None:
     """Raise UserError if the recipe decides by metrics that the workload does not have, where one sample can tell."""
     recipe = training.recipe
+    if recipe.train.stop is not None and training.task.lengths.updates(recipe.valid.every) == 0:
+        raise UserError(
+            f"train.stop needs validations to decide by, but valid.every = {recipe.valid.every} validates only after "
+            "the last update"
+        )
     chosen = {"checkpoint.best.metric": recipe.checkpoint.ranking, "train.stop.metric": recipe.train.stop}
     named = {key: section for key, section in chosen.items() if section is not None and section.name != "loss"}
     if not named or training.parallelism.pipeline_group is not None:

@@ -32,11 +32,12 @@ from queue import SimpleQueue
 from typing import NoReturn
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from podium.data.source import Arrays, Field
 from podium.errors import PodiumError, TrainingFailed, UserError, system_reason
+from podium.machine.threads import stay_single
 
 #: writes samples into rows: (samples, epoch, rows)
 Fill = Callable[[NDArray[np.int64], int | None, Arrays], None]
@@ -166,7 +167,7 @@ class _Keeper:
 
     def _keep(self, started: threading.Event) -> None:
         try:
-            torch.set_num_threads(1)
+            stay_single()
             self._fork_all()
         except OSError as error:
             self._broken = UserError(
@@ -333,7 +334,8 @@ class _Keeper:
                 other.close()
             with Path(os.devnull).open() as nothing:
                 os.dup2(nothing.fileno(), 0)
-            torch.set_num_threads(1)
+            stay_single()
+            threadpool_limits(1, user_api="blas")  # as `own_generators` has it; libraries were loaded by sample 0
             while request := requests.recv_bytes():
                 slot, epoch, count = _REQUEST.unpack_from(request)
                 samples = np.frombuffer(request, np.int64, count, _REQUEST.size)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from podium.data.padding import MASK, Pad
 from podium.data.source import Arrays, Field, empty_buffers
@@ -137,13 +138,14 @@ class SampleRows:
 def own_generators() -> Iterator[None]:
     """Give the process its own random numbers back afterwards, as if no sample had been made.
 
-    Samples are made by one thread, outside of inference mode, wherever that is: so their bits do not depend on it.
+    Samples are made by one thread (numpy's products included, whose bits depend on their number), outside of inference
+    mode, wherever that is.
     """
     python, legacy, of_torch = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), threadpool_limits(1, user_api="blas"):
             yield
     finally:
         torch.set_num_threads(threads)

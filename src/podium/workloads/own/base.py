@@ -139,7 +139,7 @@ class Adapted:
                 return self.source("valid")
             what = getattr(self._own, "source", None) or self._own.datasets
             raise UserError(f"{place_of(what) or self._where}: there are no samples of the split {split!r}")
-        return as_source(given, seed=self.seed, where=f"source({split!r})", workers=self._workers())
+        return as_source(given, seed=self.seed, where=f"source({split!r})", workers=self._workers(), split=split)
 
     def _workers(self) -> int:
         return int(getattr(getattr(self._own, "data", None), "workers", 0))

@@ -12,21 +12,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from podium.contract import Split
 from podium.data.source import Arrays, Field, Source
 from podium.data.sources.arrays import ArraySource
 from podium.data.sources.hdf5 import Hdf5Array, Hdf5Source, find_dataset, open_hdf5
 from podium.data.sources.subset import subset
+from podium.data.text.folder import is_text_folder, open_text
+from podium.data.text.token_windows import TokenWindows
 from podium.errors import UserError
 from podium.machine import counter_rng
 
 _KINDS = (
     "arrays or tensors such as (x, y) or {'x': x, 'y': y}, a Dataset, an HDF5 file with the names of its datasets such "
-    "as ('data.h5', 'x', 'y'), or a Hugging Face dataset"
+    "as ('data.h5', 'x', 'y'), a Hugging Face dataset, or a folder of tokens and a length such as ('books', 128)"
 )
 
 
-def as_source(given: Any, *, seed: int, where: str, workers: int = 0) -> Source:
-    """Return the samples that a user gave as a source; raise UserError with `where` in it if they are none."""
+def as_source(given: Any, *, seed: int, where: str, workers: int = 0, split: Split = "train") -> Source:
+    """Return the samples that a user gave as a source; raise UserError with `where` in it if they are none.
+
+    `split`: which of those that a folder of text has.
+    """
     if hasattr(given, "gather") and hasattr(given, "fields"):
         source: Source = given
         return source
@@ -39,6 +45,9 @@ def as_source(given: Any, *, seed: int, where: str, workers: int = 0) -> Source:
         return _dataset(given, seed, workers)
     if hdf5 := hdf5_parts(given):
         return _hdf5(*hdf5)
+    if text := _text_parts(given, where):
+        folder, length = open_text(text[0]), text[1]
+        return TokenWindows(folder.tokens(split), length, folder.vocabulary, str(folder.path / f"{split}.bin"))
     if isinstance(given, Mapping):
         return _arrays(given, where)
     if isinstance(given, tuple | list) and given and all(_is_array(part) for part in given):
@@ -96,6 +105,18 @@ def hdf5_parts(given: Any) -> tuple[Path, list[str]] | None:
     if len(names) == 1 and isinstance(names[0], tuple | list):
         names = list(names[0])
     return (Path(path), names) if names and all(isinstance(name, str) for name in names) else None
+
+
+def _text_parts(given: Any, where: str) -> tuple[Path, int] | None:
+    """Return (path, tokens read at once) if a folder of text is meant, as `podium data make text` writes."""
+    if isinstance(given, str | Path) and is_text_folder(Path(given)):
+        raise UserError(
+            f"{where} = {str(given)!r}: say how many tokens the model reads at once, as in ({str(given)!r}, 128)"
+        )
+    if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[0], str | Path):
+        return None
+    path, length = Path(given[0]), given[1]
+    return (path, length) if isinstance(length, int) and length > 0 and is_text_folder(path) else None
 
 
 def as_arrays(given: Any) -> dict[str, NDArray] | None:

@@ -108,15 +108,15 @@ class Workload(Adapted):
         if split == "test" and objects.test is None:
             return self.source("valid")
         if split == "test":
-            return as_source(objects.test, seed=seed, where="test", workers=workers)
+            return as_source(objects.test, seed=seed, where="test", workers=workers, split="test")
         if isinstance(objects.valid, float):
             if self._parts is None:
                 count = num_samples(objects.train, seed=seed, where="train")
                 self._parts = held_out(count, objects.valid, seed)
             numbers = self._parts[split == "valid"]
-            return part_of(objects.train, numbers, seed=seed, where=split, workers=workers)
+            return part_of(objects.train, numbers, seed=seed, where="train", workers=workers)
         samples = objects.train if split == "train" else objects.valid
-        return as_source(samples, seed=seed, where=split, workers=workers)
+        return as_source(samples, seed=seed, where=split, workers=workers, split=split)
 
 
 class _Members:

@@ -127,12 +127,13 @@ class LossFunction:
     def _regression(self, section: LossSection, output: Tensor, target: Tensor) -> Loss:
         target = same_shape(section.name, output, target).to(output.dtype)
         if section.name == "mse":
-            each = F.mse_loss(output, target, reduction="none")
+            total = F.mse_loss(output, target, reduction="sum")
         elif section.name == "l1":
-            each = F.l1_loss(output, target, reduction="none")
+            total = F.l1_loss(output, target, reduction="sum")
         else:
-            each = F.huber_loss(output, target, reduction="none", delta=section.delta)
-        return Loss(each.reshape(len(target), -1).mean(dim=1).sum(), len(target))
+            total = F.huber_loss(output, target, reduction="sum", delta=section.delta)
+        per_sample = target.numel() // len(target)
+        return Loss(total / per_sample if per_sample > 1 else total, len(target))
 
     def _binary(self, section: LossSection, output: Tensor, target: Tensor, model: nn.Module) -> Loss:
         target = same_shape(section.name, output, target).to(output.dtype)

@@ -5,16 +5,14 @@ classification    confusion matrix, worst mistakes, accuracy by class
 anything else     the loss of every sample, and the samples with the largest
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from podium.contract import Outputs, Picture, Prediction, Workload
+from podium.contract import Outputs, Picture, Prediction, Workload, named_outputs
 from podium.data.source import SampleRequest, empty_buffers, start_gather
 from podium.ui import figures
 from podium.ui.table import Table
@@ -46,15 +44,6 @@ def default_prediction(workload: Workload, model: nn.Module, outputs: Outputs, f
     if target.dtype.kind == "f" and flat.shape == target.reshape(len(target), -1).shape:
         return _regression(target.reshape(flat.shape), flat, folder)
     return _losses_by_sample(workload, model, folder)
-
-
-def named_outputs(output: Any) -> Mapping[str, Tensor]:
-    """Return the tensors that a model returned, by name."""
-    if isinstance(output, Tensor):
-        return {"output": output}
-    if isinstance(output, Mapping):
-        return {str(name): value for name, value in output.items() if isinstance(value, Tensor) and value.dim()}
-    return {f"output{place}": value for place, value in enumerate(output) if isinstance(value, Tensor) and value.dim()}
 
 
 def _is_runnable(workload: Workload, model: nn.Module) -> bool:
@@ -117,7 +106,8 @@ def _draw_scatter(target: NDArray, output: NDArray, r2: NDArray, path: Path) -> 
     columns = min(_COLUMNS, count)
     num_rows = -(-count // columns)
     with figures.style():
-        fig = figures.figure(max(4.2, 2.2 * columns), max(3.8, 2.4 * num_rows))
+        size = {1: 4.6, 2: 3.8, 3: 3.2}.get(columns, 2.4)
+        fig = figures.figure(size * columns, (size - 0.2) * num_rows)
         axes = fig.subplots(num_rows, columns, squeeze=False)
         alpha = float(np.clip(300 / len(target), 0.12, 0.6))
         for place, ax in enumerate(axes.flat):
