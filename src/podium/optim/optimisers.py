@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from podium.contract import ParamGroup
 from podium.errors import UserError
 from podium.optim.own import OwnOptimiser, num_own_slots
+from podium.optim.own_state import OwnForm
 from podium.optim.steps import COUNTING_STEPS, KERNELS, in_single
 from podium.optim.stochastic_rounding import StochasticRounding
 from podium.recipe.section import is_own_name
@@ -54,11 +55,12 @@ class Optimiser:
         self.names = names
         #: (first row, total rows) by name of the parameters of which this instance holds only some rows
         self.rows: dict[str, tuple[int, int]] = {}
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+        self.num_steps: dict[torch.device, Tensor] = {}
         self.own: OwnOptimiser | None = None
         if is_own_name(section.name):
-            self.own = OwnOptimiser(own_class, section.name, section.value("options"), groups, names, held)
-            self.param_groups = groups
-            self.state, self.num_steps, self.slots = {}, {}, []
+            self.own = OwnOptimiser(_own_form(section, own_class), groups, names, held)
+            self.param_groups, self.slots = groups, []
             return
         self.kernel, starts = KERNELS[section.name]
         options = {key: section.value(key) for key in KEYS[section.name] if key != "weight_decay"}
@@ -67,8 +69,6 @@ class Optimiser:
         # with lr_exponent there is no rate here: forgetting to pass one to `step` shows at once
         options["lr"] = math.nan if section.lr is None else section.lr
         self.param_groups = [{**options, **group} for group in groups]
-        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
-        self.num_steps: dict[torch.device, Tensor] = {}
         for group in self.param_groups:
             device = group["params"][0].device
             if self.kernel in COUNTING_STEPS:
@@ -180,8 +180,12 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 def num_slots(section: OptimSection, own_class: Any = None) -> int:
     """Return how many numbers the optimiser stores for every weight."""
     if is_own_name(section.name):
-        return num_own_slots(own_class, section.name, section.value("options"))
+        return num_own_slots(_own_form(section, own_class))
     return len(Optimiser(section, [], {}, set()).slots)
+
+
+def _own_form(section: OptimSection, own_class: Any) -> OwnForm:
+    return OwnForm(own_class, section.name, section.value("options"))
 
 
 def step(

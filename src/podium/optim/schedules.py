@@ -30,7 +30,7 @@ from itertools import pairwise
 from typing import Any
 
 from podium.errors import UserError
-from podium.optim.own import OwnShape
+from podium.optim.own_schedule import OwnShape
 from podium.recipe.durations import Duration
 from podium.recipe.section import is_own_name
 from podium.recipe.sections.schedule import ScheduleSection

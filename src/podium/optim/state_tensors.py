@@ -48,8 +48,8 @@ def load_state_tensors(optimiser: Optimiser, tensors: Mapping[str, Tensor]) -> N
 
 
 def state_loaded(optimiser: Optimiser, state: Mapping[str, Tensor]) -> None:
-    """Use what a checkpoint was loaded into, the tensors of `state_tensors`: copy the number of steps to all devices, or
-    hand the state of a user's own class to it."""
+    """Use the tensors of `state_tensors`, which a checkpoint was loaded into: copy the number of steps to all devices,
+    or hand the state of a user's own class to it."""
     if optimiser.own is not None:
         optimiser.own.load(state)
     for num_steps in optimiser.num_steps.values():

@@ -59,24 +59,31 @@ def names_in(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def record(names: Mapping[str, str]) -> dict[str, Any]:
-    """Return what `environment.json` holds about a user's code; `names` as of `names_in`."""
-    found = {}
+    """Return what `environment.json` holds about a user's code; `names` as of `names_in`.
+
+    Code of one folder has one record and one folder of copies: its files may import each other.
+    """
+    found: dict[str, Any] = {}
     for part, name in names.items():
         files = code_files(name)
-        found[PLACES[part]] = {"name": name, "root": str(files.root), "files": dict(files.sha256)}
+        same = next((each for each in found.values() if each["root"] == str(files.root)), None)
+        if same is None:
+            found[PLACES[part]] = {"name": name, "root": str(files.root), "files": dict(files.sha256)}
+        else:
+            same["files"] |= files.sha256
     return found
 
 
 def keep(run: Path, names: Mapping[str, str]) -> None:
     """Copy a user's code into a new run, and remember that it was named here."""
-    for part, name in names.items():
-        files = code_files(name)
-        for relative in files.sha256:
-            target = run / PLACES[part] / relative
+    for place, recorded in record(names).items():
+        for relative in recorded["files"]:
+            target = run / place / relative
             with writing(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(files.root / relative, target)
-        remember(name, files.sha256.values())
+                shutil.copyfile(Path(recorded["root"]) / relative, target)
+    for name in names.values():
+        remember(name, code_files(name).sha256.values())
 
 
 def remember(name: str, digests: Any) -> None:
@@ -114,12 +121,12 @@ def name_to_use(run: Path, part: str, name: str, environment: Mapping[str, Any])
 
     Raises UserError where the code is missing, or not known here and not trusted. Imports nothing.
     """
-    recorded, copies = _recorded(run, environment, part), run / PLACES[part]
     if not is_own_file(name):
         _check_trusted(run, name, [_name_key(name)], f"the module of {name}")
         return name
+    main = _file_of(name)
+    recorded, copies = _recorded(run, environment, part, main)
     root = Path(str(recorded.get("root", "")))
-    main = Path(name.rpartition(":")[0] if not name.endswith(".py") else name)
     files: dict[str, str] = recorded.get("files", {})
     changed = changed_files(root, files)
     use_copy = CHOICE.which == "copy" or (CHOICE.which is None and bool(changed))
@@ -145,13 +152,13 @@ def check_unchanged(run: Path, names: Mapping[str, str], environment: Mapping[st
     for part, name in names.items():
         if CHOICE.which is not None or not is_own_file(name):
             continue
-        recorded = _recorded(run, environment, part)
+        recorded, copies = _recorded(run, environment, part, _file_of(name))
         root = Path(str(recorded.get("root", "")))
         changed = [path for path in changed_files(root, recorded.get("files", {})) if path.exists()]
         if changed:
             raise UserError(
                 f"{changed[0]} has changed since {run} began: add --code copy to continue with the run's own copy "
-                f"({run / PLACES[part]}), or --code now to continue with the file as it is, whose bits may differ"
+                f"({copies}), or --code now to continue with the file as it is, whose bits may differ"
             )
 
 
@@ -164,11 +171,18 @@ def changed_files(root: Path, files: Mapping[str, str]) -> list[Path]:
     ]
 
 
-def _recorded(run: Path, environment: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """Return the record of a run, which may come from elsewhere and say anything."""
-    found = environment.get(PLACES[part])
-    if found is None:
-        return {}
+def _recorded(run: Path, environment: Mapping[str, Any], part: str, main: Path) -> tuple[dict[str, Any], Path]:
+    """Return the record of the code that a section of a run names, whose file is `main`, and the folder of copies."""
+    places = {place: _checked(run, environment[place]) for place in PLACES.values() if place in environment}
+    place = PLACES[part]
+    if place not in places:  # that of another section, which names code of the same folder
+        with_it = (at for at, each in places.items() if main in (Path(each["root"]) / file for file in each["files"]))
+        place = next(with_it, place)
+    return places.get(place, {}), run / place
+
+
+def _checked(run: Path, found: Any) -> dict[str, Any]:
+    """Return a record of code, which may come from elsewhere and say anything; raise UserError if it is none."""
     files = found.get("files") if isinstance(found, dict) else None
     if (
         not isinstance(files, dict)
@@ -178,6 +192,10 @@ def _recorded(run: Path, environment: Mapping[str, Any], part: str) -> dict[str,
     ):
         raise UserError(f"{run / 'environment.json'} is damaged: its record of the code cannot be understood")
     return dict(found)
+
+
+def _file_of(name: str) -> Path:
+    return Path(name if name.endswith(".py") else name.rpartition(":")[0])
 
 
 def _is_inside(relative: str) -> bool:
