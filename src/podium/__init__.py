@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from podium.contract import Picture as Picture
     from podium.contract import Prediction as Prediction
     from podium.contract import Target as Target
+    from podium.data.indexed import IndexedDataset as IndexedDataset
+    from podium.data.indexed import write_indexed as write_indexed
+    from podium.data.padding import Pad as Pad
+    from podium.data.padding import trimmed as trimmed
+    from podium.data.sources.dataset import DatasetSource as DatasetSource
+    from podium.data.sources.mixed import MixedSource as MixedSource
     from podium.errors import PodiumError as PodiumError
     from podium.errors import UserError as UserError
     from podium.recipe.section import Section as Section
@@ -32,8 +38,12 @@ __version__ = "0.1.0"
 #: public name -> (module, name in it)
 _PUBLIC = {
     "Batch": ("podium.contract", "Batch"),
+    "DatasetSource": ("podium.data.sources.dataset", "DatasetSource"),
+    "IndexedDataset": ("podium.data.indexed", "IndexedDataset"),
     "Loss": ("podium.contract", "Loss"),
+    "MixedSource": ("podium.data.sources.mixed", "MixedSource"),
     "Observer": ("podium.runs.observers", "Observer"),
+    "Pad": ("podium.data.padding", "Pad"),
     "ParamGroup": ("podium.contract", "ParamGroup"),
     "Picture": ("podium.contract", "Picture"),
     "Prediction": ("podium.contract", "Prediction"),
@@ -48,6 +58,8 @@ _PUBLIC = {
     "load": ("podium.api", "load"),
     "open_run": ("podium.api", "open_run"),
     "train": ("podium.api", "train"),
+    "trimmed": ("podium.data.padding", "trimmed"),
+    "write_indexed": ("podium.data.indexed", "write_indexed"),
 }
 
 

@@ -296,4 +296,4 @@ def _whole_model(run: Run, training: Training, model: nn.Module) -> nn.Module:
 
 def _environment(training: Training) -> dict:
     placement = training.placement
-    return environment(placement.threads, placement.device, placement.busy_threads, training.recipe.workload.name)
+    return environment(placement.threads, placement.device, placement.busy_threads, training.recipe.tree())

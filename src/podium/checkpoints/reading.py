@@ -26,6 +26,7 @@ from podium.distributed.sharding.gather_tensors import GatheredTensors
 from podium.errors import UserError, system_reason
 from podium.machine.bounded_files import FACTS_BYTES, parse_mapping, read_limited
 from podium.optim.optimisers import Optimiser
+from podium.optim.own import layout_of
 from podium.optim.state_tensors import check_state, load_state_tensors, row_places, state_loaded, state_tensors
 
 #: since 2, files may have checksums other than sha256
@@ -74,6 +75,9 @@ class Checkpoint:
             load_state_tensors(optimiser, own)
             return
         state = state_tensors(optimiser)
+        if optimiser.own is not None:  # there is none before its first step: make what the checkpoint has
+            layout = layout_of(self.optimiser) if holders.index == 0 else []
+            state = optimiser.own.blank(broadcast_facts(holders, {"layout": layout})["layout"])
         parts = GatheredTensors(holders, state, row_places(optimiser))
         problem = ""
         if holders.index == 0:

@@ -112,7 +112,7 @@ def _build(name: str, overrides: Sequence[str]) -> tuple[Training, list[str]]:
     try:
         return build_training(load_recipe(name, overrides), fresh=True), []
     except UserError as error:
-        if not str(error).startswith("schedule."):
+        if not str(error).startswith("schedule.") or str(error).startswith("schedule.name"):  # a user's own is wrong
             raise
     return build_training(load_recipe(name, [*overrides, *_SIMPLER]), fresh=True), _SIMPLER
 

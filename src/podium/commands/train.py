@@ -127,7 +127,7 @@ def resume(
 def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
     run = open_run(path)
     run.records()  # damaged ones are told while nothing has been trained yet
-    own_code.check_unchanged(run.path, str(run.tree().get("workload", {}).get("name")), run.environment())
+    own_code.check_unchanged(run.path, own_code.names_in(run.tree()), run.environment())
     recipe = run.recipe()
     changed = dict(parse_override(text, type(recipe)) for text in overrides)
     for key in changed:

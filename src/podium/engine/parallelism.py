@@ -12,7 +12,7 @@ from it.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
@@ -71,9 +71,9 @@ class Parallelism:
 
     # --- an update, in the order of the calls -----------------------------------------------------------------------
 
-    def build_optimiser(self, section: OptimSection, groups: list[ParamGroup]) -> Optimiser:
-        """Build the optimiser of the parameters that this instance steps."""
-        return build_optimiser(section, self.model, groups)
+    def build_optimiser(self, section: OptimSection, groups: list[ParamGroup], own_class: Any = None) -> Optimiser:
+        """Build the optimiser of the parameters that this instance steps; `own_class`: the user's, if it is one."""
+        return build_optimiser(section, self.model, groups, own_class=own_class)
 
     def connect(
         self,
@@ -214,8 +214,8 @@ class ShardedOptimiser(Replicated):
         params = {name: param for name, param in model.named_parameters() if param.requires_grad}
         self._shares = Shares(params, instances)
 
-    def build_optimiser(self, section: OptimSection, groups: list[ParamGroup]) -> Optimiser:
-        return build_optimiser(section, self.model, groups, self._shares.own)
+    def build_optimiser(self, section: OptimSection, groups: list[ParamGroup], own_class: Any = None) -> Optimiser:
+        return build_optimiser(section, self.model, groups, self._shares.own, own_class)
 
     def after_step(self) -> None:
         self._shares.broadcast(self._waited)
@@ -233,7 +233,8 @@ class FullySharded(Parallelism):
         self.holders = instances
         self._sharded = ShardedModel(model, blocks, instances)
 
-    def build_optimiser(self, section: OptimSection, groups: list[ParamGroup]) -> Optimiser:
+    def build_optimiser(self, section: OptimSection, groups: list[ParamGroup], own_class: Any = None) -> Optimiser:
+        assert own_class is None, "check_fully_sharded refuses these"
         optimiser = build_optimiser(section, self._sharded.shards, groups)
         optimiser.rows = self._sharded.shards.rows
         return optimiser

@@ -22,8 +22,11 @@ from torch import Tensor, nn
 
 from podium.contract import ParamGroup
 from podium.errors import UserError
+from podium.optim.own import OwnOptimiser, num_own_slots
+from podium.optim.own_state import OwnForm
 from podium.optim.steps import COUNTING_STEPS, KERNELS, in_single
 from podium.optim.stochastic_rounding import StochasticRounding
+from podium.recipe.section import is_own_name
 from podium.recipe.sections.optim import KEYS, OptimSection
 
 #: optimisers that multiply the rate of each tensor by a ratio of norms, the trust ratio
@@ -37,15 +40,28 @@ class Optimiser:
     Each group is on one device and has one type. `state[param]` has one tensor shaped like the parameter for each name
     in `slots`; `num_steps` counts the steps on each device for kernels that read it there, otherwise it is empty.
     Only parameters that are `held` have state and are updated: the others belong to another instance.
+    A user's own class (`own_class`) has its state in `own`, and the rest here is empty.
     """
 
     def __init__(
-        self, section: OptimSection, groups: list[dict[str, Any]], names: dict[nn.Parameter, str], held: set[str]
+        self,
+        section: OptimSection,
+        groups: list[dict[str, Any]],
+        names: dict[nn.Parameter, str],
+        held: set[str],
+        own_class: Any = None,
     ) -> None:
         self.name = section.name
         self.names = names
         #: (first row, total rows) by name of the parameters of which this instance holds only some rows
         self.rows: dict[str, tuple[int, int]] = {}
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+        self.num_steps: dict[torch.device, Tensor] = {}
+        self.own: OwnOptimiser | None = None
+        if is_own_name(section.name):
+            self.own = OwnOptimiser(_own_form(section, own_class), groups, names, held)
+            self.param_groups, self.slots = groups, []
+            return
         self.kernel, starts = KERNELS[section.name]
         options = {key: section.value(key) for key in KEYS[section.name] if key != "weight_decay"}
         options = {"momentum": 0.0, "nesterov": self.name == "nesterov", "decoupled": self.name == "adamw", **options}
@@ -53,8 +69,6 @@ class Optimiser:
         # with lr_exponent there is no rate here: forgetting to pass one to `step` shows at once
         options["lr"] = math.nan if section.lr is None else section.lr
         self.param_groups = [{**options, **group} for group in groups]
-        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
-        self.num_steps: dict[torch.device, Tensor] = {}
         for group in self.param_groups:
             device = group["params"][0].device
             if self.kernel in COUNTING_STEPS:
@@ -72,10 +86,15 @@ class Optimiser:
 
 
 def build_optimiser(
-    section: OptimSection, model: nn.Module, groups: list[ParamGroup], held: Collection[str] | None = None
+    section: OptimSection,
+    model: nn.Module,
+    groups: list[ParamGroup],
+    held: Collection[str] | None = None,
+    own_class: Any = None,
 ) -> Optimiser:
     """Build the optimiser of a model's trainable parameters and its state: of those that are `held`, or of all that are
-    present if other devices hold a part of the model (see `distributed/pipeline/meta_blocks.py`)."""
+    present if other devices hold a part of the model (see `distributed/pipeline/meta_blocks.py`). `own_class`: the
+    user's, where `optim.name` leads to one."""
     named = dict(model.named_parameters())
     here = [
         {
@@ -91,6 +110,7 @@ def build_optimiser(
         [group for group in here if group["params"]],
         {param: name for name, param in named.items()},
         set(named if held is None else held),
+        own_class,
     )
 
 
@@ -98,7 +118,8 @@ class Alike(NamedTuple):
     """What parameters of one group have in common: weight decay, whether the rate adapts to the layer, the multiple of
     the rate, the type."""
 
-    weight_decay: float
+    #: None: that of the user's own class
+    weight_decay: float | None
     adapt: bool
     lr_scale: float
     dtype: torch.dtype
@@ -156,9 +177,15 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
         raise UserError(f"optim.freeze = {patterns}: no parameter is left to train")
 
 
-def num_slots(section: OptimSection) -> int:
+def num_slots(section: OptimSection, own_class: Any = None) -> int:
     """Return how many numbers the optimiser stores for every weight."""
+    if is_own_name(section.name):
+        return num_own_slots(_own_form(section, own_class))
     return len(Optimiser(section, [], {}, set()).slots)
+
+
+def _own_form(section: OptimSection, own_class: Any) -> OwnForm:
+    return OwnForm(own_class, section.name, section.value("options"))
 
 
 def step(
@@ -171,6 +198,9 @@ def step(
     is undefined afterwards (torch's fused kernels leave the quotient there). Half-precision weights are updated in
     single precision and rounded: stochastically if `rounding` is given, otherwise to the nearest.
     """
+    if optimiser.own is not None:
+        optimiser.own.step(divisor, lr)
+        return
     with torch.no_grad():
         for num_steps in optimiser.num_steps.values():
             num_steps += 1

@@ -15,6 +15,7 @@ The rate of update number u (from 0) of `total` updates, with a warm-up of W upd
     exponential    base_lr · rate ** (t / every)    with `staircase`, t / every is rounded down
     plateau        base_lr · factor ** reductions   one reduction after more than `patience` validations in a row
                                                     without improvement; at least min_lr
+    a user's own   base_lr · function(u, total)     its value has to be a finite number, at least 0
 
 With `span: rest`, each starts at base_lr right after the warm-up. Those with a final value would reach it in the update
 after the last.
@@ -29,7 +30,9 @@ from itertools import pairwise
 from typing import Any
 
 from podium.errors import UserError
+from podium.optim.own_schedule import OwnShape
 from podium.recipe.durations import Duration
+from podium.recipe.section import is_own_name
 from podium.recipe.sections.schedule import ScheduleSection
 
 
@@ -124,9 +127,15 @@ class Schedule:
 
 
 def build_schedule(
-    section: ScheduleSection, base_lr: float, total_updates: int, updates_per_epoch: int, global_batch: int
+    section: ScheduleSection,
+    base_lr: float,
+    total_updates: int,
+    updates_per_epoch: int,
+    global_batch: int,
+    own_function: Any = None,
 ) -> Schedule:
-    """Build the schedule of a training of `total_updates`, with all durations converted into updates."""
+    """Build the schedule of a training of `total_updates`, with all durations converted into updates. `own_function`:
+    the user's, where `schedule.name` leads to one."""
 
     def updates(duration: Duration) -> int:
         return duration.updates(
@@ -140,6 +149,8 @@ def build_schedule(
             f"not {warmup}"
         )
     build = partial(Schedule, base_lr, warmup, warmup_step=max(1, updates(section.warmup_step)))
+    if is_own_name(section.name):
+        return build(OwnShape(own_function, section.name, total_updates))
     if section.name == "plateau":
         plateau = Plateau(**{key: section.value(key) for key in ("factor", "patience", "cooldown", "threshold")})
         min_lr = section.value("min_lr")

@@ -11,7 +11,9 @@ from podium.optim.optimisers import Optimiser
 
 def state_tensors(optimiser: Optimiser) -> dict[str, Tensor]:
     """Return the state that this instance holds, as `exp_avg/<parameter>` and so on, and `step`. The tensors are not
-    copies: the next step changes them."""
+    copies: the next step changes them. Of a user's own class, there is none before the first step."""
+    if optimiser.own is not None:
+        return optimiser.own.tensors()
     state = {
         f"{slot}/{name}": tensor
         for param, name in optimiser.names.items()
@@ -34,6 +36,9 @@ def row_places(optimiser: Optimiser) -> dict[str, tuple[int, int]]:
 
 def load_state_tensors(optimiser: Optimiser, tensors: Mapping[str, Tensor]) -> None:
     """Continue from what `state_tensors` returned; if it is another optimiser's, raise UserError and change nothing."""
+    if optimiser.own is not None:
+        optimiser.own.load(tensors)
+        return
     state = state_tensors(optimiser)
     check_state(optimiser, state, tensors)
     with torch.no_grad():
@@ -43,7 +48,10 @@ def load_state_tensors(optimiser: Optimiser, tensors: Mapping[str, Tensor]) -> N
 
 
 def state_loaded(optimiser: Optimiser, state: Mapping[str, Tensor]) -> None:
-    """Copy the number of steps to all devices, after a checkpoint was loaded into the tensors of `state_tensors`."""
+    """Use the tensors of `state_tensors`, which a checkpoint was loaded into: copy the number of steps to all devices,
+    or hand the state of a user's own class to it."""
+    if optimiser.own is not None:
+        optimiser.own.load(state)
     for num_steps in optimiser.num_steps.values():
         num_steps.copy_(state["step"])
 

@@ -20,7 +20,7 @@ from podium.errors import UserError
 from podium.recipe.messages import did_you_mean, explain
 from podium.recipe.overrides import COMMAND_LINE, SHORT, parse_override
 from podium.recipe.reading import Tree, read_yaml
-from podium.recipe.section import Section, sections_of
+from podium.recipe.section import Section, is_own_name, sections_of
 from podium.recipe.sections.average import AverageSection
 from podium.recipe.sections.batch import BatchSection
 from podium.recipe.sections.checkpoint import CheckpointSection
@@ -39,6 +39,7 @@ from podium.recipe.starting_weights import drop_inherited_sizes, take_sizes_of_f
 from podium.workloads.registry import (
     FITTED,
     WorkloadSections,
+    code_identity,
     identity,
     is_known,
     known_names,
@@ -49,6 +50,8 @@ from podium.workloads.registry import (
 
 #: the most files that a recipe is put together from, itself and its bases
 _MAX_FILES = 64
+#: sections beside the workload whose name may lead to a user's code
+OWN_PARTS = ("optim", "schedule")
 SectionT = TypeVar("SectionT", bound=Section)
 
 
@@ -79,6 +82,9 @@ class Recipe(Section):
         """Return a hash that identifies the training: it changes with any resolved value, and with a user's code."""
         tree = self.tree()
         tree["workload"]["name"] = identity(self.workload.name)
+        for part in OWN_PARTS:
+            if is_own_name(tree[part]["name"]):
+                tree[part]["name"] = code_identity(tree[part]["name"])
         if self.workload.name == FITTED:
             tree["workload"]["model"].pop("objects")  # where the run lies
         tree["log"]["observers"] = [short_name(name) for name in self.log.observers]  # wherever they lie
@@ -223,9 +229,11 @@ def _command_line(overrides: Iterable[str], schema: type[Section] | None = None)
 
 def _resolve_code(tree: Tree, folder: Path) -> None:
     """Make the paths of a user's code independent of `folder`, which their relative forms start from."""
-    workload, log = tree.get("workload"), tree.get("log")
-    if isinstance(workload, dict) and isinstance(workload.get("name"), str):
-        workload["name"] = resolved_name(workload["name"], folder)
+    for part in ("workload", *OWN_PARTS):
+        section = tree.get(part)
+        if isinstance(section, dict) and isinstance(section.get("name"), str):
+            section["name"] = resolved_name(section["name"], folder)
+    log = tree.get("log")
     if isinstance(log, dict) and isinstance(names := log.get("observers"), list):
         log["observers"] = [resolved_name(name, folder) if isinstance(name, str) else name for name in names]
 

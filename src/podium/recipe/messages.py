@@ -76,6 +76,7 @@ _EXPECTED = {
     "path_type": "a path",
     "list_type": "a list",
     "tuple_type": "a list",
+    "string_pattern_mismatch": "your own code such as mine.py:Name",
     "dict_type": "a section with keys of its own",
     "model_type": "a section with keys of its own",
     "model_attributes_type": "a section with keys of its own",

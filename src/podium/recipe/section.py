@@ -2,10 +2,18 @@
 
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
+
+#: a user's code, named with its file or module: `mine.py:Lion`, `my_package.module:Lion`
+OwnName = Annotated[str, Field(pattern=r"^(.+\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):[A-Za-z_]\w*$")]
+
+
+def is_own_name(name: str) -> bool:
+    """Return whether an optimiser or schedule is named with its file or module: shipped names have no colon."""
+    return ":" in name
 
 
 class Section(BaseModel):

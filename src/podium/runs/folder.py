@@ -134,11 +134,11 @@ class Run:
     def recipe(self) -> Recipe:
         """Return the resolved recipe that this run was started with."""
         tree = self.tree()
+        for part, name in own_code.names_in(tree).items():
+            tree[part]["name"] = own_code.name_to_use(self.path, part, name, self.environment())
         workload = tree.get("workload")
-        if isinstance(workload, dict) and isinstance(name := workload.get("name"), str):
-            workload["name"] = own_code.name_to_use(self.path, name, self.environment())
-            if name == FITTED:
-                workload["model"] = own_code.fitted_objects(self.path, workload.get("model"))
+        if isinstance(workload, dict) and workload.get("name") == FITTED:
+            workload["model"] = own_code.fitted_objects(self.path, workload.get("model"))
         return recipe_from_tree(tree, where=str(self.recipe_file))
 
     def tree(self) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Ru
             path.rmdir()
         raise UserError(f"the run folder {path} cannot be created: {system_reason(error)}") from error
     try:
-        own_code.keep(path, recipe.workload.name)
+        own_code.keep(path, own_code.names_in(recipe.tree()))
         write_json(run.environment_file, {**environment, **observer_code.keep(path, recipe.log.observers)})
         replace_file(run.recipe_file, to_yaml(recipe.tree()).encode())
     except UserError:
@@ -218,11 +218,14 @@ def open_run(path: Path) -> Run:
 
 
 def environment(
-    threads_per_replica: int, device: "torch.device", busy_threads: int | None = None, workload: str = ""
+    threads_per_replica: int,
+    device: "torch.device",
+    busy_threads: int | None = None,
+    tree: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return what a run that starts now runs on, and everything its bits depend on beside the recipe.
 
-    `workload`: its name, which may lead to a user's code.
+    `tree`: that of the recipe, whose names may lead to a user's code.
     """
     import psutil
     import torch
@@ -248,7 +251,7 @@ def environment(
         "host": socket.gethostname(),
         "packages": {name: metadata.version(name) for name in ("numpy", "h5py", "safetensors", "pydantic")},
         "command": user_command(os.environ),
-        **({own_code.COPIES: code} if (code := own_code.record(workload)) else {}),
+        **own_code.record(own_code.names_in(tree or {})),
     }
 
 
@@ -258,8 +261,10 @@ def differing_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
     for name in ("kernels", "numerics_variables"):
         if name not in before and name in differing:  # a run from before they were recorded
             differing.remove(name)
-    had_code, has_code = (side.get(own_code.COPIES, {}).get("files", {}) for side in (before, now))
-    code = sorted(path for path in had_code if has_code.get(path, had_code[path]) != had_code[path])
+    code: list[str] = []
+    for place in own_code.PLACES.values():
+        had_code, has_code = (side.get(place, {}).get("files", {}) for side in (before, now))
+        code += sorted(path for path in had_code if has_code.get(path, had_code[path]) != had_code[path])
     texts = {name: f"{name} {before.get(name)} → {now.get(name)}" for name in differing}
     if "kernels" in differing:
         had, has = set(before["kernels"]), set(now.get("kernels", ()))

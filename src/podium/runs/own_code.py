@@ -18,11 +18,14 @@ from typing import Any, Literal
 
 from podium.errors import UserError, writing
 from podium.machine.state_folder import state_folder
+from podium.recipe.section import is_own_name
 from podium.ui.console import warn
 from podium.workloads.registry import FITTED, code_files, file_sha256, is_own, is_own_file, renamed_file
 
-#: folders of a run with the copies, and with what `podium.fit` was given
+#: folders of a run with the copies of a workload's code, and with what `podium.fit` was given
 COPIES, OBJECTS = "code", "fit"
+#: section whose name may lead to a user's code -> folder of the copies, and key of the record in `environment.json`
+PLACES = {"workload": COPIES, "optim": "code-optim", "schedule": "code-schedule"}
 #: more files than this are not one workload
 _MAX_FILES = 10_000
 
@@ -44,25 +47,43 @@ class Choice:
 CHOICE = Choice()
 
 
-def record(name: str) -> dict[str, Any]:
-    """Return what `environment.json` holds about the code of a workload; nothing for one that is shipped."""
-    if not is_own(name):
-        return {}
-    files = code_files(name)
-    return {"name": name, "root": str(files.root), "files": dict(files.sha256)}
+def names_in(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names in a recipe's tree that lead to a user's code, by section."""
+    found = {}
+    for part in PLACES:
+        section = tree.get(part)
+        name = section.get("name") if isinstance(section, dict) else None
+        if isinstance(name, str) and (is_own(name) if part == "workload" else is_own_name(name)):
+            found[part] = name
+    return found
 
 
-def keep(run: Path, name: str) -> None:
-    """Copy the code of a workload into a new run, and remember that it was named here."""
-    if not is_own(name):
-        return
-    files = code_files(name)
-    for relative in files.sha256:
-        target = run / COPIES / relative
-        with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(files.root / relative, target)
-    remember(name, files.sha256.values())
+def record(names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `environment.json` holds about a user's code; `names` as of `names_in`.
+
+    Code of one folder has one record and one folder of copies: its files may import each other.
+    """
+    found: dict[str, Any] = {}
+    for part, name in names.items():
+        files = code_files(name)
+        same = next((each for each in found.values() if each["root"] == str(files.root)), None)
+        if same is None:
+            found[PLACES[part]] = {"name": name, "root": str(files.root), "files": dict(files.sha256)}
+        else:
+            same["files"] |= files.sha256
+    return found
+
+
+def keep(run: Path, names: Mapping[str, str]) -> None:
+    """Copy a user's code into a new run, and remember that it was named here."""
+    for place, recorded in record(names).items():
+        for relative in recorded["files"]:
+            target = run / place / relative
+            with writing(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(Path(recorded["root"]) / relative, target)
+    for name in names.values():
+        remember(name, code_files(name).sha256.values())
 
 
 def remember(name: str, digests: Any) -> None:
@@ -109,46 +130,46 @@ def fitted_objects(run: Path, model: Any) -> Any:
     return {**model, "objects": str(objects.resolve())}
 
 
-def name_to_use(run: Path, name: str, environment: Mapping[str, Any]) -> str:
-    """Return the name under which the code of a run is imported: the user's own file, or the run's copy of it.
+def name_to_use(run: Path, part: str, name: str, environment: Mapping[str, Any]) -> str:
+    """Return the name under which code of a run is imported: the user's own file, or the run's copy of it. `part`: the
+    section of the recipe that names it.
 
     Raises UserError where the code is missing, or not known here and not trusted. Imports nothing.
     """
-    if not is_own(name):
-        return name
-    recorded = _recorded(run, environment)
     if not is_own_file(name):
         _check_trusted(run, name, [_name_key(name)], f"the module of {name}")
         return name
+    main = _file_of(name)
+    recorded, copies = _recorded(run, environment, part, main)
     root = Path(str(recorded.get("root", "")))
-    main = Path(name.rpartition(":")[0] if not name.endswith(".py") else name)
     files: dict[str, str] = recorded.get("files", {})
     changed = changed_files(root, files)
     use_copy = CHOICE.which == "copy" or (CHOICE.which is None and bool(changed))
     if not use_copy:
         _check_trusted(run, name, [_name_key(name)], str(main))  # the user named this very file here
         return name
-    if not main.is_relative_to(root) or not (run / COPIES / main.relative_to(root)).is_file():
+    if not main.is_relative_to(root) or not (copies / main.relative_to(root)).is_file():
         raise UserError(f"{main} has changed or is gone, and {run} has no copy of it: give the file back its content")
-    copy = run / COPIES / main.relative_to(root)
+    copy = copies / main.relative_to(root)
     if CHOICE.which is None and main.exists():
         warn(f"{changed[0]} has changed since {run} began: using the run's own copy ({copy})")
-    check_copy(run, name, run / COPIES, copy)
+    check_copy(run, name, copies, copy)
     return renamed_file(name, copy.resolve())
 
 
-def check_unchanged(run: Path, name: str, environment: Mapping[str, Any]) -> None:
+def check_unchanged(run: Path, names: Mapping[str, str], environment: Mapping[str, Any]) -> None:
     """Raise UserError where a run would continue with code that has changed, unless the user has said with which."""
-    if CHOICE.which is not None or not is_own_file(name):
-        return
-    recorded = _recorded(run, environment)
-    root = Path(str(recorded.get("root", "")))
-    changed = [path for path in changed_files(root, recorded.get("files", {})) if path.exists()]
-    if changed:
-        raise UserError(
-            f"{changed[0]} has changed since {run} began: add --code copy to continue with the run's own copy "
-            f"({run / COPIES}), or --code now to continue with the file as it is, whose bits may differ"
-        )
+    for part, name in names.items():
+        if CHOICE.which is not None or not is_own_file(name):
+            continue
+        recorded, copies = _recorded(run, environment, part, _file_of(name))
+        root = Path(str(recorded.get("root", "")))
+        changed = [path for path in changed_files(root, recorded.get("files", {})) if path.exists()]
+        if changed:
+            raise UserError(
+                f"{changed[0]} has changed since {run} began: add --code copy to continue with the run's own copy "
+                f"({copies}), or --code now to continue with the file as it is, whose bits may differ"
+            )
 
 
 def changed_files(root: Path, files: Mapping[str, str]) -> list[Path]:
@@ -160,16 +181,18 @@ def changed_files(root: Path, files: Mapping[str, str]) -> list[Path]:
     ]
 
 
-def _recorded(run: Path, environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a run, which may come from elsewhere and say anything."""
-    found = environment.get(COPIES)
-    if found is None:
-        return {}
-    return checked_record(run, found)
+def _recorded(run: Path, environment: Mapping[str, Any], part: str, main: Path) -> tuple[dict[str, Any], Path]:
+    """Return the record of the code that a section of a run names, whose file is `main`, and the folder of copies."""
+    places = {place: checked_record(run, environment[place]) for place in PLACES.values() if place in environment}
+    place = PLACES[part]
+    if place not in places:  # that of another section, which names code of the same folder
+        with_it = (at for at, each in places.items() if main in (Path(each["root"]) / file for file in each["files"]))
+        place = next(with_it, place)
+    return places.get(place, {}), run / place
 
 
 def checked_record(run: Path, found: Any) -> dict[str, Any]:
-    """Return one entry of a run's record of code; raise UserError where it is none."""
+    """Return a record of code, which may come from elsewhere and say anything; raise UserError if it is none."""
     files = found.get("files") if isinstance(found, dict) else None
     if (
         not isinstance(files, dict)
@@ -179,6 +202,10 @@ def checked_record(run: Path, found: Any) -> dict[str, Any]:
     ):
         raise UserError(f"{run / 'environment.json'} is damaged: its record of the code cannot be understood")
     return dict(found)
+
+
+def _file_of(name: str) -> Path:
+    return Path(name if name.endswith(".py") else name.rpartition(":")[0])
 
 
 def _is_inside(relative: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from podium.errors import UserError
 from podium.recipe.loading import Recipe, recipe_from_tree
 from podium.runs.folder import Run
+from podium.runs.own_code import PLACES
 from podium.training.stop_request import resume_continues
 from podium.ui.console import warn
 from podium.workloads.registry import is_own_file
@@ -37,8 +38,10 @@ def changed_keys(recipe: Recipe, state: Mapping[str, Any]) -> list[str]:
     except UserError:  # from a version with other keys
         before = _leaves(state["recipe"])
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key) and not may_change(key)]
-    if "workload.name" in keys and all(_is_own_file(side) for side in (before, now)):
-        keys.remove("workload.name")  # a copy of the file, or the file moved: `own_code` compares what is in it
+    for part in PLACES:
+        name = f"{part}.name"
+        if name in keys and all(is_own_file(str(json.loads(side.get(name, '""')))) for side in (before, now)):
+            keys.remove(name)  # a copy of the file, or the file moved: `own_code` compares what is in it
     return [f"{key} was {before.get(key, 'not set')}, is {now.get(key, 'not set')}" for key in keys]
 
 
@@ -60,10 +63,6 @@ def _shown(changed: list[str]) -> str:
     """Return the changes in one line, the first of them if they are many."""
     more = [f"and {len(changed) - _MAX_SHOWN} more"] if len(changed) > _MAX_SHOWN else []
     return "; ".join([*changed[:_MAX_SHOWN], *more])
-
-
-def _is_own_file(leaves: Mapping[str, str]) -> bool:
-    return is_own_file(str(json.loads(leaves.get("workload.name", '""'))))
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -32,13 +33,14 @@ from podium.optim.lr_scaling import scaled_lr
 from podium.optim.optimisers import freeze
 from podium.optim.schedules import build_schedule
 from podium.recipe.loading import Recipe
+from podium.recipe.section import is_own_name
 from podium.topology import Topology, build_topology, resolve_threads, usable_cores
 from podium.transforms.apply import apply_transforms
 from podium.transforms.nan_trap import trap_gradients
 from podium.transforms.seeding import seed_torch
 from podium.transforms.thread_budget import busy_threads
 from podium.ui import console
-from podium.workloads.registry import workload_class
+from podium.workloads.registry import own_member, workload_class
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def build_training(
     parallelism = build_parallelism(recipe, task.workload, model, layers, placement)
     state = TrainState(
         model,
-        parallelism.build_optimiser(recipe.optim, task.workload.param_groups(model)),
+        parallelism.build_optimiser(recipe.optim, task.workload.param_groups(model), _own(recipe, "optim")),
         build_schedule(
             recipe.schedule,
             scaled_lr(
@@ -108,6 +110,7 @@ def build_training(
             task.lengths.total_updates,
             task.lengths.updates_per_epoch,
             recipe.batch.global_batch,
+            _own(recipe, "schedule"),
         ),
         LossScale(recipe.precision.loss_scale),
         average=None if (method := recipe.average.method) == "none" else WeightAverage(method, recipe.average.decay),
@@ -198,6 +201,7 @@ def build_parallelism(
             parallel=recipe.parallel,
             precision=recipe.precision,
             optim=recipe.optim,
+            own_class=_own(recipe, "optim"),
         )
         check_equal_weights(model, cut.data_group)
         return Pipelined(model, cut, instances)
@@ -212,6 +216,12 @@ def build_parallelism(
             trap_gradients(model)
         return sharded
     return Replicated(model, instances, reduction)
+
+
+def _own(recipe: Recipe, part: Literal["optim", "schedule"]) -> Any:
+    """Return the user's class or function that the name of a section leads to; None where it is a shipped one."""
+    name: str = getattr(recipe, part).name
+    return own_member(name, f"{part}.name") if is_own_name(name) else None
 
 
 def threads_per_replica(recipe: Recipe, topology: Topology | None) -> int:

@@ -121,12 +121,13 @@ def _rest(training: Training) -> int:
     num_local = len(training.placement.replicas)
     sums = gradients * (math.ceil(math.log2(num_local)) + (parallelism.data_group.count > 1))
     average = weights if state.average is not None else 0
+    unmade = 0 if state.optimiser.own is None else state.optimiser.own.unmade_bytes()
     copies = 0
     if parallelism.saves and parallelism.holders is None:
-        optimiser = sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(state.optimiser).values())
-        copies = weights + optimiser + average
+        made = sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(state.optimiser).values())
+        copies = weights + made + unmade + average
     report = _REPORT_BYTES if recipe.log.report and training.placement.is_lead else 0
-    return sums + average + copies + feed_bytes(training) + report
+    return sums + average + unmade + copies + feed_bytes(training) + report
 
 
 def _valid_micro(training: Training) -> int:

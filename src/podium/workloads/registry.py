@@ -12,8 +12,10 @@ from podium.recipe.section import Section
 from podium.workloads.own import code
 from podium.workloads.own.code import announced as announced
 from podium.workloads.own.code import code_files as code_files
+from podium.workloads.own.code import code_identity as code_identity
 from podium.workloads.own.code import file_sha256 as file_sha256
 from podium.workloads.own.code import is_file_name as is_own_file  # noqa: F401
+from podium.workloads.own.code import own_member as own_member
 from podium.workloads.own.code import renamed_file as renamed_file
 from podium.workloads.own.code import resolved_name as resolved_name
 from podium.workloads.own.code import short_name as short_name
@@ -55,7 +57,7 @@ def is_own(name: str) -> bool:
 
 def identity(name: str) -> str:
     """Return what identifies a workload: its name and, for a user's, the checksum of the code."""
-    return code.identity(name) if is_own(name) else name
+    return code.code_identity(name) if is_own(name) else name
 
 
 def known_names() -> list[str]:

@@ -1,6 +1,7 @@
 """A model cut into stages: this instance keeps its own blocks and frees the rest. Called by `training/build.py`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,6 +52,7 @@ def cut_model(
     parallel: ParallelSection,
     precision: PrecisionSection,
     optim: OptimSection,
+    own_class: Any = None,
 ) -> Cut:
     """Keep the blocks of this instance's stage on its device and free the rest; `layers` are the blocks that
     `parallel.stages` counts. Collective.
@@ -66,7 +68,8 @@ def cut_model(
     split = split_blocks(names, layers, parallel.stages, costs)
     order = [name for group in grouped_names(optim, model, workload.param_groups(model)).values() for name in group]
     in_flight = max_in_flight(parallel.schedule, num_stages, batch.num_accumulation)
-    memory = [_memory(split, blocks, facts, optim, device_, in_flight) for device_ in range(num_stages)]
+    slots = num_slots(optim, own_class)
+    memory = [_memory(split, blocks, facts, slots, device_, in_flight) for device_ in range(num_stages)]
     work = [sum(costs[block] for block in split.blocks_of(device_)) for device_ in range(num_stages)]
     warning = None
     if max(work) > _UNEVEN * sum(work) / num_stages:
@@ -127,14 +130,14 @@ class _Memory:
 
 
 def _memory(
-    split: Split, blocks: list[nn.Module], facts: list[BlockFacts], section: OptimSection, device: int, in_flight: int
+    split: Split, blocks: list[nn.Module], facts: list[BlockFacts], slots: int, device: int, in_flight: int
 ) -> _Memory:
     """Return the memory that the parts on a device need in training; recomputation lowers that of activations."""
     own = split.blocks_of(device)
     params = {param for block in own for param in blocks[block].parameters()}
     weights = sum(param.numel() * param.element_size() for param in params)
     activations = in_flight * sum(facts[block].activation_bytes for block in own)
-    return _Memory(weights, weights, weights * num_slots(section), activations)
+    return _Memory(weights, weights, weights * slots, activations)
 
 
 def _table(split: Split, memory: list[_Memory], work: list[float]) -> Table:

@@ -20,6 +20,7 @@ from podium.distributed.instances import Instances
 from podium.distributed.lost import naming_lost_instance
 from podium.distributed.reduction.ddp import DdpReduction
 from podium.errors import UserError
+from podium.recipe.section import is_own_name
 
 
 class ShardedModel:
@@ -117,6 +118,10 @@ def check_fully_sharded(model: nn.Module, reduction: str, optimiser: str, compil
         )
     if optimiser in ("lars", "lamb"):
         raise UserError(f"{asked} cannot be combined with optim.name={optimiser}, which needs whole tensors: {instead}")
+    if is_own_name(optimiser):
+        raise UserError(
+            f"{asked} cannot be combined with optim.name={optimiser}, which may need whole tensors: {instead}"
+        )
     if compile:
         raise UserError(f"{asked} cannot be combined with engine.compile=true: {instead}")
     if scale == "auto":

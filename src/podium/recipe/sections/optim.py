@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from podium.recipe.section import Section
+from podium.recipe.section import OwnName, Section, is_own_name
 
 Scale = Literal["none", "sqrt", "linear"]
 
@@ -38,7 +38,15 @@ KEYS: dict[str, dict[str, Any]] = {
     "lars": {"weight_decay": 0.0, "momentum": 0.9, "eeta": 0.001, "eps": 0.0},
     "lamb": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-6, "bias_correction": True},
 }
-_ALL_KEYS = tuple(dict.fromkeys(key for keys in KEYS.values() for key in keys))
+#: those of a user's own class; null: its own default
+_OWN_KEYS: dict[str, Any] = {"weight_decay": None, "options": {}}
+_ALL_KEYS = tuple(dict.fromkeys(key for keys in (*KEYS.values(), _OWN_KEYS) for key in keys))
+
+
+def keys_of(name: str) -> dict[str, Any]:
+    """Return the keys of an optimiser with their defaults."""
+    return _OWN_KEYS if is_own_name(name) else KEYS[name]
+
 
 Coefficient = Annotated[float, Field(ge=0, lt=1)]
 
@@ -70,7 +78,10 @@ class GroupSection(Section):
 class OptimSection(Section):
     """`optim`: the optimiser and its learning rate. Keys that belong to other optimisers stay null."""
 
-    name: Literal["sgd", "momentum", "nesterov", "rmsprop", "rmsprop_tf", "adam", "adamw", "lars", "lamb"]
+    name: Literal["sgd", "momentum", "nesterov", "rmsprop", "rmsprop_tf", "adam", "adamw", "lars", "lamb"] | OwnName
+    options: dict[str, Any] | None = Field(
+        None, description="keyword arguments of an optimiser of your own, as in mine.py:Lion"
+    )
     lr: float | None = Field(None, gt=0, description="learning rate; at base_batch when scale is not none")
     scale: Scale = Field("none", description="how lr grows with global batch / base_batch")
     base_batch: int | None = Field(None, gt=0, description="the global batch that lr was tuned for")
@@ -78,7 +89,9 @@ class OptimSection(Section):
         None, ge=-60, le=10, description="instead of lr: the learning rate is 2^lr_exponent times the global batch"
     )
     weight_decay: float | None = Field(
-        None, ge=0, description="adamw, lamb: decoupled (0.01); all others: added to the gradient (0)"
+        None,
+        ge=0,
+        description="adamw, lamb: decoupled (0.01); all others: added to the gradient (0); your own: as its class does",
     )
     decay_all: bool = Field(
         False,
@@ -108,8 +121,8 @@ class OptimSection(Section):
         """Return the inherited keys that do not apply to another optimiser, or to another way to give the rate."""
         keys = []
         name = written.get("name")
-        if name in KEYS and name != inherited.get("name"):
-            keys = [key for key in _ALL_KEYS if key not in KEYS[name]]
+        if isinstance(name, str) and name != inherited.get("name") and (name in KEYS or is_own_name(name)):
+            keys = [key for key in _ALL_KEYS if key not in keys_of(name) or key == "options"]
             keys += ["eps"] if inherited.get("eps") == 0 and name != "lars" else []
         if written.get("lr") is not None:
             keys.append("lr_exponent")
@@ -120,13 +133,19 @@ class OptimSection(Section):
     @model_validator(mode="after")
     def _keys_fit_the_optimiser(self) -> Self:
         for key in _ALL_KEYS:
-            if getattr(self, key) is not None and key not in KEYS[self.name]:
+            if getattr(self, key) is not None and key not in keys_of(self.name):
                 advice = "leave it out or set it to null"
                 if (self.name, key) == ("sgd", "momentum"):
                     advice = "use optim.name=momentum or nesterov"
+                if is_own_name(self.name):
+                    advice = f"give it as optim.options.{key}"
                 raise ValueError(f"optim.{key} does not apply to {self.name}: {advice}")
         if self.eps == 0 and self.name != "lars":
             raise ValueError(f"optim.eps = 0: expected a number greater than 0 with {self.name}")
+        for key in ("params", "lr", "weight_decay"):
+            if key in (self.options or {}):
+                instead = "the model's own are trained" if key == "params" else f"give optim.{key}"
+                raise ValueError(f"optim.options.{key} is not an option: {instead}")
         if self.lr is None and any(group.lr is not None for group in self.groups):
             raise ValueError("optim.groups: lr does not apply to a recipe with optim.lr_exponent: use lr_scale")
         if problem := contradiction(self.lr, self.lr_exponent, self.scale, self.base_batch):
@@ -143,4 +162,4 @@ class OptimSection(Section):
     def value(self, key: str) -> Any:
         """Return the key as given, or its default for the named optimiser."""
         given = getattr(self, key)
-        return KEYS[self.name][key] if given is None else given
+        return keys_of(self.name)[key] if given is None else given

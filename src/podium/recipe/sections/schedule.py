@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from podium.recipe.durations import Duration
-from podium.recipe.section import Section
+from podium.recipe.section import OwnName, Section, is_own_name
 
 Positive = Annotated[float, Field(gt=0)]
 Part = Annotated[float, Field(ge=0, le=1)]
@@ -26,7 +26,9 @@ _ALL_KEYS = tuple(dict.fromkeys(key for keys in _KEYS.values() for key in keys))
 class ScheduleSection(Section):
     """`schedule`: how the learning rate changes. Keys that belong to other schedules stay null."""
 
-    name: Literal["constant", "stepped", "cosine", "linear", "polynomial", "exponential", "plateau"] = "constant"
+    name: Literal["constant", "stepped", "cosine", "linear", "polynomial", "exponential", "plateau"] | OwnName = (
+        "constant"
+    )
     warmup: Duration = Field(Duration(0, "up"), description="linear rise to the full learning rate at the start")
     warmup_step: Duration = Field(
         Duration(0, "up"), description="the rise goes in steps of this length; 0: every update"
@@ -60,13 +62,13 @@ class ScheduleSection(Section):
     def overruled(cls, inherited: Mapping[str, Any], written: Mapping[str, Any]) -> list[str]:
         """Return the inherited keys that do not apply to another schedule, or have another meaning there."""
         name = written.get("name")
-        if name not in _KEYS or name == inherited.get("name"):
+        if not isinstance(name, str) or name == inherited.get("name") or not (name in _KEYS or is_own_name(name)):
             return []
-        return [key for key in _ALL_KEYS if key not in _KEYS[name] or key == "factor"]
+        return [key for key in _ALL_KEYS if key not in _KEYS.get(name, {}) or key == "factor"]
 
     @model_validator(mode="after")
     def _keys_fit_the_schedule(self) -> Self:
-        own = _KEYS[self.name]
+        own = _KEYS.get(self.name, {})  # a function of your own has no keys
         for key in _ALL_KEYS:
             given = getattr(self, key) is not None
             if given and key not in own:

@@ -115,16 +115,27 @@ def own_class(name: str) -> type:
     return _class_in(load_module(point.module), point.attr or None)
 
 
-def code_of(name: str) -> Code:
-    """Return the imported code that a name leads to."""
+def own_member(name: str, key: str) -> Any:
+    """Return the class or function that the value of a recipe's `key` leads to, imported; raise UserError where there
+    is none."""
+    found = _FILE.fullmatch(name) or _MODULE.fullmatch(name)
+    assert found is not None
+    code = code_of(name, key)
+    if found["member"] not in vars(code.module):
+        raise UserError(f"{key}: {code.path or code.module.__name__} has no {found['member']}")
+    return vars(code.module)[found["member"]]
+
+
+def code_of(name: str, key: str = "workload.name") -> Code:
+    """Return the imported code that a name leads to, the value of a recipe's `key`."""
     if found := _FILE.fullmatch(name):
-        return load_file(Path(found["path"]))
+        return load_file(Path(found["path"]), key)
     found = _MODULE.fullmatch(name)
-    return load_module(found["module"] if found else announced()[name].module)
+    return load_module(found["module"] if found else announced()[name].module, key)
 
 
-def identity(name: str) -> str:
-    """Return what identifies the workload wherever its file lies: its short name and the checksum of its code."""
+def code_identity(name: str) -> str:
+    """Return what identifies a user's code wherever its file lies: its short name and the checksum of its code."""
     found = _FILE.fullmatch(name)
     # The code that runs: a file may have been changed since it was imported.
     code = (_loaded.get(Path(found["path"])) if found else None) or code_of(name)
@@ -161,10 +172,10 @@ def renamed_file(name: str, path: Path) -> str:
 # --- importing --------------------------------------------------------------------------------------------------------
 
 
-def load_file(path: Path) -> Code:
+def load_file(path: Path, key: str = "workload.name") -> Code:
     """Import a file as a module, once for as long as it does not change."""
     path = path.resolve()
-    digest = file_sha256(path)
+    digest = file_sha256(path, key)
     known = _loaded.get(path)
     if known is not None and known.sha256 == digest and known.is_current():
         return known
@@ -199,14 +210,14 @@ def load_file(path: Path) -> Code:
     return code
 
 
-def load_module(dotted: str) -> Code:
+def load_module(dotted: str, key: str = "workload.name") -> Code:
     """Import a module by its name."""
     try:
         module = importlib.import_module(dotted)
     except ModuleNotFoundError as error:
         if error.name is not None and (dotted == error.name or dotted.startswith(f"{error.name}.")):
             raise UserError(
-                f"workload.name: there is no module {error.name}: install its package, or give the path of the file, "
+                f"{key}: there is no module {error.name}: install its package, or give the path of the file, "
                 "as in mine.py:Inverter"
             ) from None
         raise explain_import(error, None, dotted) from error
@@ -216,14 +227,14 @@ def load_module(dotted: str) -> Code:
     return Code(module, path, None, file_sha256(path) if path is not None else "")
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: Path, key: str = "workload.name") -> str:
     """Return the checksum of a file of source code; raise UserError where it cannot be read."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UserError(f"{path} has more than {_MAX_BYTES >> 20} MiB: it is no Python file")
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except FileNotFoundError:
-        raise UserError(f"there is no file {path}, which workload.name leads to") from None
+        raise UserError(f"there is no file {path}, which {key} leads to") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {system_reason(error)}") from None
 
