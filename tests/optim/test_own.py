@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from podium.contract import ParamGroup
 from podium.errors import UserError
 from podium.optim.optimisers import Optimiser, build_optimiser, num_slots, step
 from podium.optim.own_schedule import OwnShape
@@ -13,8 +14,8 @@ from podium.optim.state_tensors import load_state_tensors, state_tensors
 from podium.recipe.sections.optim import OptimSection
 from podium.runs import own_code
 from podium.runs.folder import Run
-from tests.support.own_optimiser import LION, OPTIM, write_lion
 from tests.support.outcomes import outcome
+from tests.support.own_optimiser import LION, OPTIM, write_lion
 from tests.support.processes import assert_user_error, podium_ended, podium_here, started
 
 DEFINED: dict = {}
@@ -28,9 +29,7 @@ def section(**keys) -> OptimSection:
 
 def built(cls=Lion, model=None, held=None, **keys) -> tuple[Optimiser, nn.Module]:
     model = model or nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    from podium.contract import ParamGroup
-
-    groups = [ParamGroup([name for name, _ in model.named_parameters()])]
+    groups = [ParamGroup("all", [name for name, _ in model.named_parameters()])]
     return build_optimiser(section(**keys), model, groups, held, cls), model
 
 
@@ -54,8 +53,8 @@ def made(tmp_path_factory):
 
 
 def test_rates_are_those_of_the_users_schedule_after_the_warm_up(made):
-    rates = [record["lr"] for record in Run(made / "one").records() if "lr" in record]
-    assert rates[-1] == pytest.approx(0.01 * 0.5 ** (4 * 15 / 16))
+    rates = {record["update"]: record["train/lr"] for record in Run(made / "one").records()}
+    assert rates[4] == pytest.approx(0.01 * 0.5 ** (4 * 3 / 16))
     assert Run(made / "one").recipe().schedule.name == f"{made / 'lion.py'}:halves"
 
 
@@ -79,9 +78,8 @@ def test_the_weights_and_the_state_are_the_same_on_any_number_of_instances(made,
 @pytest.mark.slow
 def test_the_weights_are_the_same_after_a_kill_and_a_resume_on_another_number_of_instances(made, tmp_path):
     run = tmp_path / "run"
-    with started(
-        tmp_path, "train", made / "mine.yaml", "--out", run, "--instances", 2, "train.length=400up"
-    ) as process:
+    words = ("--instances", 2, "train.length=400up")
+    with started("train", made / "mine.yaml", "--out", run, *words, cwd=tmp_path) as process:
         process.until(lambda: (run / "checkpoints" / "update-00000008").is_dir(), "a checkpoint")
         process.kill_all()
     done = podium_ended(tmp_path, "resume", run, "--checkpoint", 8, "--instances", 4, "parallel.shard=optimiser")
@@ -134,7 +132,7 @@ def test_other_code_has_another_digest_of_the_recipe(made, tmp_path):
 
 
 def test_what_the_optimiser_raises_is_shown_with_the_users_frames_only(tmp_path):
-    code = LION.replace('state["count"] += 1', 'state["count"] += 1 // (20 - state["count"])')
+    code = LION.replace('state["count"] += 1', 'state["count"] += 1 if state["count"] < 20 else 1 // 0')
     recipe = write_lion(tmp_path, code)
     done = podium_here("train", recipe, "--out", tmp_path / "run", "train.length=30up")
     assert done.returncode == 3, done.stderr
@@ -171,9 +169,10 @@ def test_mistakes_in_the_recipe_are_told_in_one_sentence(tmp_path, optim, said):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_shards_of_parameters_are_refused_before_the_training(tmp_path):
-    words = ["parallel.shard=parameters", "engine.reduction=fast"]
-    done = podium_here("train", write_lion(tmp_path), "--out", tmp_path / "run", *words)
+    words = ["parallel.shard=parameters", "engine.reduction=fast", "--instances", 2]
+    done = podium_ended(tmp_path, "train", write_lion(tmp_path), "--out", tmp_path / "run", *words)
     assert_user_error(done, "cannot be combined with optim.name=", "which may need whole tensors")
 
 
@@ -327,7 +326,7 @@ def test_weight_decay_is_refused_by_a_class_without_it_and_handed_to_others():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda saved: saved.pop("mean/0.weight"), "mean/0.weight is missing"),
+        (lambda saved: saved.pop("mean/1.weight"), "mean/1.weight is missing"),
         (lambda saved: saved.update({"mean/elsewhere": torch.ones(1)}), "mean/elsewhere is not part of it"),
         (lambda saved: saved.update({"mean/0.bias": torch.ones(9)}), r"mean/0.bias is torch.float32 \[9\]"),
         (lambda saved: saved["step:group-int/0.bias"].add_(1), "disagree on what they share"),
@@ -355,7 +354,7 @@ def test_the_state_of_another_optimiser_is_refused(change, said):
         (lambda update, total: "fast", "returned 'fast' for update 0"),
         (lambda update, total: float("nan"), "expected a finite number"),
         (lambda update, total: -update, "returned '-5' for update 5"),
-        (lambda update, total, calls=[]: calls.append(1) or len(calls), "another rate when asked again"),  # noqa: B006
+        (lambda update, total, calls=[]: calls.append(1) or len(calls), "another rate when asked again"),
     ],
 )
 def test_a_function_that_is_no_schedule_is_refused(function, said):
