@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "own-model.md"
 def test_the_code_of_the_page_runs_as_it_stands(tmp_path):
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     blocks = re.findall(r"```(python|yml|sh)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["python", "sh", "sh", "python", "yml", "sh", "python", "sh"]
+    assert [kind for kind, _ in blocks] == ["python", "sh", "sh", "python", "yml", "sh", "python", "sh", "python", "sh"]
     said = ""
     for kind, text in blocks:
         if kind == "sh":
@@ -35,4 +35,6 @@ def test_the_code_of_the_page_runs_as_it_stands(tmp_path):
     assert weights["one"] == weights["two"]
     assert said.count(weights["one"]) == 2
     assert "valid/loss" in said
+    assert "every promise is kept" in said, "the check of the page's optimiser"
+    assert Run(tmp_path / "lion").summary()["weights_sha256"] != weights["mine"]
     assert f"done {Path('watched/report.html')}" in said, "the observer of the page was called"
