@@ -3,6 +3,7 @@
 import pytest
 
 from podium.runs.folder import Run
+from tests.support.own import write_own
 from tests.support.processes import assert_user_error, podium_here, run_files
 from tests.support.recipes import TINY
 
@@ -68,3 +69,15 @@ def test_mistakes_make_no_folder(args, said, folder, monkeypatch):
     before = run_files(folder)
     assert_user_error(podium_here("extend", folder / "short", *args), said)
     assert run_files(folder) == before
+
+
+def test_the_code_of_the_run_goes_along(tmp_path):
+    (tmp_path / "watcher.py").write_text("class Watcher:\n    def on_end(self, run, summary):\n        pass\n")
+    recipe = write_own(tmp_path)
+    observer = f"log.observers=[{tmp_path / 'watcher.py'}:Watcher]"
+    done = podium_here("train", recipe, "--out", tmp_path / "short", "train.length=1ep", observer)
+    assert done.returncode == 0, done.stderr
+    done = podium_here("extend", tmp_path / "short", "train.length=2ep", "--out", tmp_path / "long")
+    assert done.returncode == 0, done.stderr
+    for copy in ("code/mine.py", "code/blocks.py", "code-observers/1/watcher.py"):
+        assert (tmp_path / "long" / copy).read_bytes() == (tmp_path / "short" / copy).read_bytes()

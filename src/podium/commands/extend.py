@@ -13,7 +13,7 @@ from podium.launch.environment import find_place
 from podium.machine.atomic_files import create_folder
 from podium.recipe.durations import Duration
 from podium.recipe.loading import Recipe, recipe_with, to_yaml
-from podium.runs import own_code
+from podium.runs import observer_code, own_code
 from podium.runs.folder import Run, check_free, next_free_folder, open_run, write_json
 from podium.runs.restored import find_checkpoint, rebuilt
 from podium.training.stop_request import StopRequest
@@ -78,7 +78,7 @@ def _fill(new: Run, run: Run, recipe: Recipe, found: Checkpoint) -> None:
     for name in (run.environment_file.name, run.metrics_file.name):
         if (run.path / name).is_file():
             shutil.copyfile(run.path / name, new.path / name)
-    for folder in (run.tensorboard.name, *own_code.PLACES.values()):
+    for folder in (run.tensorboard.name, *own_code.PLACES.values(), own_code.OBJECTS, observer_code.COPIES):
         if (run.path / folder).is_dir():
             shutil.copytree(run.path / folder, new.path / folder)
     state = {**found.state, "recipe_sha256": recipe.sha256(), "extends": str(run.path.resolve())}
