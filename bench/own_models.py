@@ -124,12 +124,12 @@ def cases(folder: Path, scale: float) -> list[Case]:
     return [
         Case("1-D regression", nn.Sequential(
             nn.Conv1d(1, 16, 5), nn.ReLU(), nn.MaxPool1d(4), nn.Conv1d(16, 32, 5), nn.ReLU(), nn.Flatten(),
-            nn.Linear(864, 64), nn.ReLU(), nn.Linear(64, 1)), signals, trend, F.mse_loss, "mse", 3),
+            nn.Linear(864, 64), nn.ReLU(), nn.Linear(64, 1)), signals, trend, F.mse_loss, "mse", 24),
         Case("classes of a table", nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(),
-             nn.Linear(128, 5)), table, classes, F.cross_entropy, "cross_entropy", 3),
-        Case("U-Net on images", UNet(), images, masks, F.binary_cross_entropy_with_logits, "bce", 2),
+             nn.Linear(128, 5)), table, classes, F.cross_entropy, "cross_entropy", 24),
+        Case("U-Net on images", UNet(), images, masks, F.binary_cross_entropy_with_logits, "bce", 8),
         Case("transformer, fine-tuned", Classifier(str(folder / "bert")), tokens, tokens[:, 0] % 2, F.cross_entropy,
-             "cross_entropy", 2),
+             "cross_entropy", 12),
     ]  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     where = when_and_where(os.getloadavg()[0])
     warnings.simplefilter("ignore")
@@ -290,7 +290,7 @@ def _compared(case: Case, folder: Path) -> str:
         case.model.load_state_dict(start)
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             run = podium.fit(
-                case.model, train=(case.x, case.y), valid=None, loss=case.loss_name, length="1ep", micro_batch=8,
+                case.model, train=(case.x, case.y), valid=0.125, loss=case.loss_name, length="1ep", micro_batch=8,
                 replicas=4, instances=count, optim={"name": "adamw", "lr": LR}, out=folder / f"{case.name}-on-{count}",
                 log={"report": False},
             )  # fmt: skip
