@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -22,6 +23,14 @@ def _own_cache(tmp_path_factory):
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
     yield
     WARM.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels_as_at_the_start():
+    """A training in this process chooses kernels for the whole process: the next file's tests begin with all again."""
+    yield
+    if (registry := sys.modules.get("podium.kernels.registry")) is not None:
+        registry.use("auto")
 
 
 #: the largest of them are for the whole suite only
