@@ -278,10 +278,14 @@ def test_a_kernel_that_is_none_is_a_mistake_of_the_recipe(choice, told):
         load_recipe("mnist", [f"engine.kernels={choice}"])
 
 
-@pytest.mark.parametrize("choice", ["auto", "off", ["winograd"]])
-def test_a_choice_says_which_kernels_are_in_use(choice):
+@pytest.mark.parametrize("instructions", ["AVX2", "AVX512"])
+@pytest.mark.parametrize("choice", ["auto", "off", ["conv_weight_gradient", "winograd"]])
+def test_a_choice_says_which_kernels_are_in_use(choice, instructions, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
+    monkeypatch.setattr(registry, "_fast_here", registry._fast_here.__wrapped__)
     registry.use(choice)
-    expected = {"auto": sorted(registry.KERNELS), "off": []}.get(choice if isinstance(choice, str) else "", choice)
+    fast = registry.KERNELS.keys() - ({"conv_weight_gradient"} if instructions == "AVX512" else set())
+    expected = {"auto": sorted(fast), "off": []}.get(choice if isinstance(choice, str) else "", choice)
     assert registry.in_use() == expected
     for name in registry.KERNELS:
         assert (registry.find(name) is not None) == (name in expected)

@@ -140,21 +140,22 @@ def _weight_gradient() -> list[Case]:
     taken = _of(
         "conv_weight_gradient",
         taken=True,
-        odd_channels=(_conv(20, 9, 3), (4, 20, 9, 7)),
-        padded_and_strided=(_conv(20, 8, 3, stride=2, padding=1), (2, 20, 11, 8)),
-        many_channels=(_conv(128, 8, 3, stride=2, padding=1, bias=False), (2, 128, 7, 6)),
+        odd_channels=(_conv(20, 65, 3), (4, 20, 9, 7)),
+        padded_and_strided=(_conv(20, 64, 3, stride=2, padding=1), (2, 20, 11, 8)),
+        many_channels=(_conv(128, 64, 3, stride=2, padding=1, bias=False), (2, 128, 7, 6)),
         pointwise=(_conv(32, 16, 1, bias=False), (2, 32, 6, 6)),
-        one_position=(_conv(20, 7, 4), (3, 20, 4, 4)),
-        dilated=(_conv(20, 7, 3, dilation=2), (2, 20, 9, 9)),
-        uneven=(_conv(20, 8, (1, 5), stride=(1, 3), padding=(0, 2)), (2, 20, 4, 20)),
-        one_dimension=(lambda: nn.Sequential(nn.Conv1d(30, 9, 4, stride=2, padding=1)), (3, 30, 21)),
+        one_position=(_conv(20, 67, 4), (3, 20, 4, 4)),
+        dilated=(_conv(20, 67, 3, dilation=2), (2, 20, 9, 9)),
+        uneven=(_conv(20, 64, (1, 5), stride=(1, 3), padding=(0, 2)), (2, 20, 4, 20)),
+        one_dimension=(lambda: nn.Sequential(nn.Conv1d(30, 69, 4, stride=2, padding=1)), (3, 30, 21)),
     )
     refused = _of(
         "conv_weight_gradient",
         taken=False,
         few_channels=(_conv(4, 6, 3), (3, 4, 8, 7)),
-        vectors_of_channels=(_conv(16, 24, 3), (4, 16, 9, 7)),
-        grouped=(_conv(20, 20, 3, groups=4), (2, 20, 6, 6)),
+        few_outputs=(_conv(36, 12, 3), (3, 36, 8, 7)),
+        vectors_of_channels=(_conv(16, 64, 3), (4, 16, 9, 7)),
+        grouped=(_conv(20, 80, 3, groups=4), (2, 20, 6, 6)),
     )
     real = _real(
         "conv_weight_gradient", "pointwise, 256 to 64 channels", _conv(256, 64, 1, bias=False), 32, 256, 14, 14

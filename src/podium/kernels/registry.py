@@ -42,6 +42,8 @@ class Kernel:
     needs: tuple[str, ...] = ("llvmlite", "podium.kernels.jit.llvm")
     #: the slot it fills: "module:name"
     slot: str | None = None
+    #: instruction sets, as torch names them, with which torch is faster; `auto` leaves the work to torch there
+    slower_with: frozenset[str] = frozenset()
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -77,6 +79,7 @@ KERNELS: dict[str, Kernel] = {
             _CONV + "weight_gradient",
             4e-6,
             needs=(),
+            slower_with=frozenset({"AVX512"}),
         ),
         Kernel(
             "conv3d_stride2",
@@ -135,15 +138,16 @@ KERNELS: dict[str, Kernel] = {
         ),
     )
 }
-_chosen: frozenset[str] = frozenset(KERNELS)
+#: None: those that pay off on this machine
+_chosen: frozenset[str] | None = None
 
 
 def use(choice: Choice) -> None:
     """Use the kernels of `choice`, and no others, in this process from now on."""
     global _chosen
-    names = {"auto": frozenset(KERNELS), "off": frozenset[str]()}
+    names = {"auto": None, "off": frozenset[str]()}
     _chosen = names[choice] if isinstance(choice, str) else frozenset(choice)
-    assert _chosen <= KERNELS.keys(), "the recipe knows the names"
+    assert chosen() <= KERNELS.keys(), "the recipe knows the names"
     find.cache_clear()
     for kernel in KERNELS.values():
         if kernel.slot is not None:
@@ -151,15 +155,28 @@ def use(choice: Choice) -> None:
             guest = find(kernel.name)
             getattr(importlib.import_module(module), name).guest = None if guest is None else guest.offer
     # The image reader calls the decoder directly and knows nothing of kernels. It is on unless switched off here.
-    if "podium.data.images.crops" in sys.modules or "jpeg_window" not in _chosen:
-        importlib.import_module("podium.data.images.crops").set_window_decoder("jpeg_window" in _chosen)
+    if "podium.data.images.crops" in sys.modules or "jpeg_window" not in chosen():
+        importlib.import_module("podium.data.images.crops").set_window_decoder("jpeg_window" in chosen())
+
+
+def chosen() -> frozenset[str]:
+    """Return the kernels that may be used: those of the recipe, or with `auto` all that can pay off on this machine."""
+    return _fast_here() if _chosen is None else _chosen
+
+
+@functools.cache
+def _fast_here() -> frozenset[str]:
+    import torch  # loaded here: the table can be read without it
+
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return frozenset(name for name, kernel in KERNELS.items() if instructions not in kernel.slower_with)
 
 
 @functools.cache
 def find(name: str) -> Any:
     """Return a kernel's module, or None if it is not in use: the plain form then does the work."""
     kernel = KERNELS.get(name)
-    if kernel is None or name not in _chosen:
+    if kernel is None or name not in chosen():
         return None
     try:
         return importlib.import_module(kernel.module) if kernel.module else types.SimpleNamespace()
@@ -169,7 +186,7 @@ def find(name: str) -> Any:
 
 def in_use() -> list[str]:
     """Return the names of the kernels in use that are installed."""
-    return sorted(name for name in _chosen if name in KERNELS and KERNELS[name].is_here())
+    return sorted(name for name in chosen() if name in KERNELS and KERNELS[name].is_here())
 
 
 def _has(module: str) -> bool:

@@ -78,7 +78,8 @@ def check_sizes(config: Mapping[str, Any], names: Iterable[str]) -> None:
     for name in names:
         size = config.get(name)
         if isinstance(size, int) and size > _LARGEST:
-            raise UserError(f"config.json has {name} = {size:.3g}, which is too large for a model")
+            shown = f"{size:,}" if len(str(size)) < 30 else f"a number of {len(str(size))} digits"
+            raise UserError(f"config.json has {name} = {shown}, which is too large for a model")
 
 
 def activation_of(config: Mapping[str, Any], key: str, default: str) -> str:

@@ -14,8 +14,10 @@ from podium.kernels.conv.memory import channels_last
 
 #: A weight gradient as one matrix product needs the k · c inputs of every position side by side in memory; within these
 #: bounds the copy costs less than it saves (30 to 90 channels, k = 4, 76,032 positions, one AVX2 core: 28 ms instead of
-#: 60).
+#: 60). With few outputs the product is too small to pay for it (36 to 12, 3 × 3, 32,768 positions, two cores: 17.9 ms
+#: instead of 4.4). With AVX-512 the library is faster at all sizes (see `slower_with` in `registry.py`).
 _LEAST_CHANNELS = 16
+_LEAST_OUTPUTS = 64
 _MOST_PATCH_BYTES = 64 << 20
 #: The library's own kernels are made for whole vectors of channels, and better for those (32 to 32 channels, 3 × 3,
 #: 32,768 positions, two cores: 7.0 ms instead of 13.5); with many channels only if no gradient of the weight is needed
@@ -28,8 +30,9 @@ def fits(weight: Tensor, groups: int) -> bool:
     num_out, c, *kernel = weight.shape
     if groups > 1 or c < _LEAST_CHANNELS:
         return False
-    single = kernel[0] * kernel[1] == 1  # a matrix product without any copy
-    return single or bool(num_out % _VECTOR or c % _VECTOR) or c >= _MANY_CHANNELS
+    if kernel[0] * kernel[1] == 1:  # a matrix product without any copy
+        return True
+    return num_out >= _LEAST_OUTPUTS and (bool(num_out % _VECTOR or c % _VECTOR) or c >= _MANY_CHANNELS)
 
 
 class Convolution(torch.autograd.Function):
