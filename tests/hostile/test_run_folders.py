@@ -338,6 +338,18 @@ def test_states_with_any_content_and_a_right_checksum(run):
         shutil.rmtree(run.path.with_name("copy"))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("best_value", [1.0]), ("stop_value", "low"), ("num_missed", -1), ("stopped_early", "no")]
+)
+def test_a_result_of_another_kind_in_the_state_is_refused(run, key, value):
+    state = json.loads((run.path / CHECKPOINT / "state.json").read_text())
+    check_saved(state)
+    assert key in state["progress"]
+    state["progress"][key] = value
+    with pytest.raises(UserError, match=f"progress.{key} does not hold what it should"):
+        check_saved(state)
+
+
 def test_headers_of_tensors_with_any_content():
     tensors = {"a": torch.arange(6, dtype=torch.float32).view(2, 3), "b": torch.tensor([True]), "c": torch.zeros(0, 4)}
     original = safetensors.torch.save(tensors)

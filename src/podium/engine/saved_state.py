@@ -25,6 +25,11 @@ class _Progress(_Saved):
     valid_last: _Means
     valid_best: _Means
     best_update: _Count | None
+    # Checkpoints of earlier versions lack these.
+    best_value: float | None = None
+    stop_value: float | None = None
+    num_missed: _Count = 0
+    stopped_early: bool = False
     average_last: _Means
     num_averaged: _Count
     pending: dict[str, Sequence[Annotated[Sequence[float], Field(min_length=2, max_length=2)]]]
