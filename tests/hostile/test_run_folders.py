@@ -339,15 +339,39 @@ def test_states_with_any_content_and_a_right_checksum(run):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("best_value", [1.0]), ("stop_value", "low"), ("num_missed", -1), ("stopped_early", "no")]
+    ("section", "key", "value"),
+    [
+        ("progress", "best_value", [1.0]),
+        ("progress", "stop_value", "low"),
+        ("progress", "num_missed", -1),
+        ("progress", "stopped_early", "no"),
+        ("recipe", None, [None]),
+    ],
 )
-def test_a_result_of_another_kind_in_the_state_is_refused(run, key, value):
-    state = json.loads((run.path / CHECKPOINT / "state.json").read_text())
-    check_saved(state)
-    assert key in state["progress"]
-    state["progress"][key] = value
-    with pytest.raises(UserError, match=f"progress.{key} does not hold what it should"):
-        check_saved(state)
+def test_a_value_of_another_kind_in_the_state_is_refused(run, section, key, value):
+    folder = run.path / CHECKPOINT
+    state = json.loads((folder / "state.json").read_text())
+    if key is None:
+        state[section] = value
+    else:
+        assert key in state[section]
+        state[section][key] = value
+    _signed(folder, "state.json", json.dumps(state).encode())
+    told = section if key is None else f"{section}.{key}"
+    assert f"is damaged: {told} does not hold what it should" in answer("resume", run.path)[1]
+
+
+def test_the_state_of_another_schedule_is_refused(tmp_path):
+    keys = ["schedule.name=plateau", "train.length=4up", "checkpoint.every=2up", "checkpoint.keep=2"]
+    assert answer("train", *TINY["mnist"], *keys, "--out", tmp_path / "run") == (0, "")
+    run = Run(tmp_path / "run")
+    *_, folder, last = reading.checkpoint_paths(run.checkpoints)
+    shutil.rmtree(last)
+    run.write_summary({**run.summary(), "state": "interrupted"})
+    state = json.loads((folder / "state.json").read_text())
+    for damage in ({"best": 1.0}, {**state["schedule"], "num_bad": None}):
+        _signed(folder, "state.json", json.dumps({**state, "schedule": damage}).encode())
+        assert "schedule does not hold what it should" in answer("resume", run.path)[1]
 
 
 def test_headers_of_tensors_with_any_content():

@@ -47,6 +47,7 @@ class _State(_Saved):
     progress: _Progress
     schedule: dict[str, float | None]
     loss_scale: _LossScale | None = None
+    recipe: dict[str, Any] = {}
     seconds: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
 
 

@@ -158,8 +158,11 @@ class TrainState:
         """
         check_saved(saved)
         self.progress = Progress.from_state(saved["progress"])
-        self.schedule.load(saved["schedule"])
-        if "loss_scale" in saved:
+        try:
+            self.schedule.load(saved["schedule"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise damaged_state("schedule does not hold what it should") from None
+        if saved.get("loss_scale") is not None:
             self.loss_scale.load(saved["loss_scale"])
         if self.average is not None:
             elsewhere = remote_names(self.model)

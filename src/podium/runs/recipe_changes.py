@@ -32,6 +32,8 @@ def changed_keys(recipe: Recipe, state: Mapping[str, Any]) -> list[str]:
     if "recipe" not in state:  # written before recipes were part of checkpoints
         same = state.get("recipe_sha256") in (None, recipe.sha256())
         return [] if same else ["keys that its checkpoints do not name"]
+    if not isinstance(state["recipe"], dict):
+        raise UserError("the state of the checkpoint is damaged: recipe does not hold what it should")
     now = _leaves(recipe.tree())
     try:
         before = _leaves(recipe_from_tree(state["recipe"], where="the recipe of the checkpoint").tree())
