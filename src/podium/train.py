@@ -140,6 +140,7 @@ def _has_told(run: Run, instances: Instances, total: int) -> bool:
 def _train(run: Run, training: Training, clock: Clock, stop: StopRequest) -> Run:
     progress = training.state.progress
     stop.limit_to(training.recipe.train.time_limit)
+    stop.find_end(training.task.lengths, progress.update)
     open_log(run.instance_log(training.placement.instances.index), training)
     summary = SummaryWriter(run, training, clock)
     with console.only_warned("the run goes on"):
@@ -211,7 +212,7 @@ def _loop(run: Run, training: Training, clock: Clock, stop: StopRequest, summary
     ):
         for samples in all_samples:
             lr = state.schedule.lr(progress.update)
-            stopping = engine.update(progress.update, samples, lr, stop=stop.reason is not None)
+            stopping = engine.update(progress.update, samples, lr, stop=stop.after(progress.update + 1) is not None)
             progress.update += 1
             update = progress.update
             take_average(training)
@@ -251,7 +252,7 @@ def _loop(run: Run, training: Training, clock: Clock, stop: StopRequest, summary
             saver.wait()
     if progress.stopped_early or progress.update == total:
         return None
-    return stop.reason or "a request to another instance"
+    return stop.after(progress.update) or "a request to another instance"
 
 
 def _save(saver: Saver, training: Training, clock: Clock) -> None:
