@@ -129,11 +129,12 @@ class Conductor:
             self._put(*new_runs(self._study, known, [], self._base.seed))
         changed = []
         for record in known.values():
-            length = str(self._recipe(record).train.length)
+            varied = "train.length" in record.values
+            length = str((self._recipe(record) if varied else self._base).train.length)
             if record.length and record.length != length:
                 # Of the longer run nothing is known yet; the shorter one's folder says what there was.
                 changed.append(_forgotten(record, length))
-            elif record.state == "finished":
+            elif record.state == "finished" and self._folder.run(record.number).metrics_file.exists():
                 read = self._finished(record)
                 if (read.metric, read.value, read.constraints) != (record.metric, record.value, record.constraints):
                     changed.append(read)
@@ -245,7 +246,9 @@ class Conductor:
                 f"run {number} has crashed ({_last_sentence(text, code)}) and is tried again "
                 f"({record.attempts} of {self._retries})"
             )
-            self._put(record.but(state="stopped", reason=_last_sentence(text, code), attempts=record.attempts + 1))
+            reason = _last_sentence(text, code)
+            crashes = [*record.crashes, reason]
+            self._put(record.but(state="stopped", reason=reason, attempts=record.attempts + 1, crashes=crashes))
 
     def _is_final(self, code: int) -> bool:
         """Return whether another try would end in the same way. Of several instances, one may have been lost."""
@@ -254,7 +257,8 @@ class Conductor:
     def _is_there(self, run: Run, task: Task) -> bool:
         """Return whether a run that has stopped is where it was to be compared."""
         assert task.until is not None
-        return int(run.summary().get("updates", 0)) >= updates_of(task.until, run)
+        updates = int(run.summary().get("updates", 0))
+        return updates > 0 and updates >= updates_of(task.until, run)
 
     def _finished(self, record: RunRecord) -> RunRecord:
         run = self._folder.run(record.number)

@@ -268,9 +268,7 @@ def check_values(study: StudySection) -> Recipe:
         for values in study.grid():
             run_recipe(study, values, None)
         return base
-    ends = {
-        key: given if isinstance(given, list) else [given.from_, given.to] for key, given in study.values.items()
-    }
+    ends = {key: given if isinstance(given, list) else [given.from_, given.to] for key, given in study.values.items()}
     first = {key: values[0] for key, values in ends.items()}
     for key, values in ends.items():
         for value in values:

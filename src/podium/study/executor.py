@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -56,6 +56,16 @@ class Executor(Protocol):
         ...
 
 
+def start_run(command: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start the process of one run, in a session of its own: it hears of Ctrl-C from the study alone."""
+    with writing(log):
+        file = append_regular(log)
+    with file:
+        return subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+
+
 class LocalProcesses:
     """Runs as processes of this host, each on cores of its own. They end when this process does, however it ends."""
 
@@ -77,19 +87,10 @@ class LocalProcesses:
 
     def start(self, number: int, words: Sequence[str], log: Path) -> None:
         slot = next(slot for slot in range(len(self._cores)) if slot not in self._slots.values())
-        # It ends with this process (launch/lifeline.py), and hears of Ctrl-C from it alone.
+        # It ends with this process (launch/lifeline.py).
         env = {**os.environ, LAUNCHER: str(os.getpid())}
-        with writing(log):
-            file = append_regular(log)
-        with file, _on_cores(self._cores[slot]):
-            self._processes[number] = subprocess.Popen(
-                [sys.executable, "-m", "podium", *words],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
+        with _on_cores(self._cores[slot]):
+            self._processes[number] = start_run([sys.executable, "-m", "podium", *words], env, log)
         self._slots[number] = slot
 
     def wait(self) -> dict[int, int]:

@@ -177,7 +177,9 @@ def values_text(values: Mapping[str, Any]) -> str:
     """Return a choice of values on one line, by the last parts of the keys where these differ."""
     short = [key.rpartition(".")[2] for key in values]
     names = short if len(set(short)) == len(short) else list(values)
-    return ", ".join(f"{visible(name)} {shown_value(value)}" for name, value in zip(names, values.values(), strict=True))
+    return ", ".join(
+        f"{visible(name)} {shown_value(value)}" for name, value in zip(names, values.values(), strict=True)
+    )
 
 
 def open_study(path: Path) -> StudyFolder:

@@ -1,9 +1,9 @@
 """`key=v1,v2` on the command line: several values, a range, or one value for all runs.
 
-    optim.lr=1e-3,2e-3                    two values
-    optim.betas=[0.9,0.99],[0.9,0.999]    two lists: commas inside brackets, braces and quotes divide nothing
-    workload.data.path="a,b",c            two texts: double quotes are taken off
-    optim.lr=1e-4..1e-2:log               a range, for random and tpe; batch.micro=8..64:8 has a step
+optim.lr=1e-3,2e-3                    two values
+optim.betas=[0.9,0.99],[0.9,0.999]    two lists: commas inside brackets, braces and quotes divide nothing
+workload.data.path="a,b",c            two texts: double quotes are taken off
+optim.lr=1e-4..1e-2:log               a range, for random and tpe; batch.micro=8..64:8 has a step
 """
 
 import json

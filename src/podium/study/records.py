@@ -39,6 +39,8 @@ class RunRecord(BaseModel):
     seed: _Count
     #: of a process for it, one more for each crash
     attempts: _Count = 0
+    #: why each of its processes that crashed did
+    crashes: list[str] = []
     reason: str = ""
     metric: str = ""
     value: _Finite | None = None

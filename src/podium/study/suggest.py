@@ -102,9 +102,7 @@ def trial_of(study: StudySection, runs: Sequence[RunRecord]) -> FrozenTrial:
 
 
 def _running(study: StudySection, values: Mapping[str, Any]) -> FrozenTrial:
-    return create_trial(
-        state=TrialState.RUNNING, params=_params(study, values), distributions=distributions(study)
-    )
+    return create_trial(state=TrialState.RUNNING, params=_params(study, values), distributions=distributions(study))
 
 
 def importances(study: StudySection, records: Records) -> dict[str, float]:
