@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podium.errors import Interrupted, TrainingFailed, UserError
+from podium.errors import Interrupted, TrainingFailed
 from podium.recipe.loading import Recipe, load_recipe, read_yaml
 from podium.study.changes import check_same_study
 from podium.study.conduct import Conductor, End
@@ -75,9 +75,7 @@ def _definition(what: str, words: list[str], options: Options) -> StudySection:
     if path.is_dir():
         path = open_study(path).definition_file
     is_file = path.suffix in (".yaml", ".yml") and path.is_file() and is_study_file(path)
-    tree: dict[str, Any] = (
-        read_yaml(path) if is_file else {"recipe": str(Path(what).resolve()) if path.is_file() else what}
-    )
+    tree: dict[str, Any] = read_yaml(path) if is_file else {"recipe": what}
     tree |= {key: value for key, value in options.definition.items() if value is not None}
     folder = path.parent if is_file else None
     recipe = tree.get("recipe")
@@ -202,7 +200,7 @@ def export(path: Path, target: Path) -> None:
     what = export_study(folder, target)
     say(f"{target}: {what}")
     if target.suffix == ".log":
-        name = folder.path.resolve().name
         say(
-            f"read it with optuna.load_study(study_name={name!r}, storage=JournalStorage(JournalFileBackend({str(target)!r})))"
+            f"read it with optuna.load_study(study_name={folder.path.resolve().name!r}, "
+            f"storage=JournalStorage(JournalFileBackend({str(target)!r})))"
         )

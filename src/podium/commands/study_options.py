@@ -1,9 +1,8 @@
 """`podium study` and its options. Loads nothing heavy: the work is in `commands/study.py`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -13,7 +12,7 @@ _BEGIN = "run"
 class _Study(TyperGroup):
     """`podium study RECIPE …` begins or continues a study; what is asked about one has a word of its own."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
             args = [_BEGIN, *args]
         return super().parse_args(ctx, args)

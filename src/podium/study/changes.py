@@ -59,9 +59,13 @@ def _value_differences(old: StudySection, new: StudySection) -> Iterator[str]:
         before, now = old.values.get(key), new.values.get(key)
         if before == now:
             continue
-        if before is None or now is None:
-            yield f"{key} was {_text(before)}, is {_text(now)}"
-        elif old.method != "grid" or isinstance(before, RangeSection) or isinstance(now, RangeSection):
+        if (
+            before is None
+            or now is None
+            or old.method != "grid"
+            or isinstance(before, RangeSection)
+            or isinstance(now, RangeSection)
+        ):
             yield f"{key} was {_text(before)}, is {_text(now)}"
         else:
             gone = [value for value in before if value not in now]

@@ -105,9 +105,9 @@ class StudySection(Section):
     #: a shipped name, or a file
     recipe: str
     #: keys that are the same for all runs
-    set: dict[str, Value] = {}
+    set: dict[str, Value] = Field(default_factory=dict)
     #: keys to vary, with a list of values or (random, tpe) a range each
-    values: dict[str, Range] = {}
+    values: dict[str, Range] = Field(default_factory=dict)
     method: Literal["grid", "random", "tpe"] = "grid"
     #: how often each choice of values is trained, from different seeds; or the seeds themselves
     seeds: PositiveInt | list[Annotated[int, Field(ge=0)]] = 1
@@ -119,7 +119,7 @@ class StudySection(Section):
     #: the study ends after the generation that reaches it
     target: float | None = None
     budget: BudgetSection = BudgetSection()
-    constraints: list[ConstraintSection] = []
+    constraints: list[ConstraintSection] = Field(default_factory=list)
     halving: HalvingSection | None = None
     #: choices of values that are suggested, compared and judged together
     generation: PositiveInt = 8
@@ -270,8 +270,8 @@ def check_values(study: StudySection) -> Recipe:
         return base
     ends = {key: given if isinstance(given, list) else [given.from_, given.to] for key, given in study.values.items()}
     first = {key: values[0] for key, values in ends.items()}
-    for key, values in ends.items():
-        for value in values:
+    for key, tried in ends.items():
+        for value in tried:
             run_recipe(study, {**first, key: value}, None)
     return base
 

@@ -12,6 +12,7 @@ import fcntl
 import io
 import json
 import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ class StudyFolder:
             self.write_facts(version=__version__, created=now(), command=command, seconds=0.0)
         self.write_facts(workload=identity(base.workload.name))
         replace_file(self.base_file, to_yaml(base.tree()).encode())
-        replace_file(self.definition_file, to_yaml(study.tree()).encode())
+        replace_file(self.definition_file, _in_order(study.tree()).encode())
 
     def records(self) -> dict[int, RunRecord]:
         """Return the states of the runs, for people: what is said to run, but by nobody, was stopped."""
@@ -145,21 +146,55 @@ class StudyFolder:
         replace_file(self.table_file, table_text(study, records).encode())
 
 
+def _in_order(tree: Mapping[str, Any]) -> str:
+    """Return a definition as YAML with keys in their order, which is that of a grid and of the table's columns."""
+    text = ""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            text += f"{key}:\n" + "".join(textwrap.indent(to_yaml({name: one}), "  ") for name, one in value.items())
+        else:
+            text += to_yaml({key: value})
+    return text
+
+
 def table_text(study: StudySection, records: Records) -> str:
     """Return the table of a study as CSV. Clock times are left out: they are in `runs.jsonl`."""
     keys = [key for key in study.values if key != "seed"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
-        ["number", "state", *map(visible, keys), "seed", "metric", "value", "best", "last"]
-        + [*(visible(f"over {one.metric}") for one in study.constraints), "updates", "weights_sha256", "reason"]
+        [
+            "number",
+            "state",
+            *map(visible, keys),
+            "seed",
+            "metric",
+            "value",
+            "best",
+            "last",
+            *(visible(f"over {one.metric}") for one in study.constraints),
+            "updates",
+            "weights_sha256",
+            "reason",
+        ]
     )
     for record in records.values():
         violations = [_cell(record.constraints.get(one.metric)) for one in study.constraints]
         writer.writerow(
-            [record.number, record.state, *(_cell(record.values.get(key)) for key in keys), record.seed]
-            + [visible(record.metric), _cell(record.value), _cell(record.best), _cell(record.last), *violations]
-            + [_cell(record.updates), record.weights_sha256 or "", visible(record.reason)]
+            [
+                record.number,
+                record.state,
+                *(_cell(record.values.get(key)) for key in keys),
+                record.seed,
+                visible(record.metric),
+                _cell(record.value),
+                _cell(record.best),
+                _cell(record.last),
+                *violations,
+                _cell(record.updates),
+                record.weights_sha256 or "",
+                visible(record.reason),
+            ]
         )
     return text.getvalue()
 
@@ -196,11 +231,11 @@ def check_free(path: Path) -> None:
     """Raise UserError where something else than a study is in the way."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file: choose another folder with --out")
-    with_study = (path / "study.yaml").exists()
-    if path.is_dir() and not with_study and any(child.name != ".lock" for child in path.iterdir()):
-        # What a kill during its first second has left is no obstacle.
-        if not (path / "study.json").exists() or (path / "runs.jsonl").exists():
-            raise UserError(f"{path} is not empty and holds no study: choose another folder with --out")
+    if (path / "study.yaml").exists() or not path.is_dir() or all(child.name == ".lock" for child in path.iterdir()):
+        return
+    # What a kill during its first second has left is no obstacle.
+    if not (path / "study.json").exists() or (path / "runs.jsonl").exists():
+        raise UserError(f"{path} is not empty and holds no study: choose another folder with --out")
 
 
 def read_tail(path: Path, after: int = 0) -> str:

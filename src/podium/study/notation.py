@@ -49,7 +49,8 @@ def read_words(words: Iterable[str], schema: type[Section], ranges: bool) -> tup
 
 def split_values(text: str) -> list[str]:
     """Return the parts between commas that are outside of brackets, braces and double quotes."""
-    parts, part, closing, quoted, escaped = [], [], [], False, False
+    parts, part, closing = list[str](), list[str](), list[str]()
+    quoted = escaped = False
     for char in text:
         if quoted:
             quoted, escaped = char != '"' or escaped, char == "\\" and not escaped

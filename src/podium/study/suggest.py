@@ -10,7 +10,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -58,7 +58,8 @@ def _suggested(study: StudySection, point: int, told: Sequence[FrozenTrial]) -> 
 def distributions(study: StudySection) -> dict[str, BaseDistribution]:
     """Return what each key may be, in Optuna's words. Lists of anything become the numbers of their values."""
     found: dict[str, BaseDistribution] = {}
-    for key, given in study.values.items():
+    # In the order of names: what is drawn must not depend on the order in which keys were given.
+    for key, given in sorted(study.values.items()):
         if isinstance(given, list):
             found[key] = CategoricalDistribution(tuple(map(_label, given)))
         elif given.whole:
@@ -119,7 +120,7 @@ def importances(study: StudySection, records: Records) -> dict[str, float]:
     return {key: float(found[key]) for key in found if math.isfinite(found[key])}
 
 
-def _direction(study: StudySection) -> str:
+def _direction(study: StudySection) -> Literal["minimize", "maximize"]:
     return "minimize" if study.less_is_better else "maximize"
 
 

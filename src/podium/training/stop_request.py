@@ -68,7 +68,7 @@ class StopRequest:
         return self.reason
 
     def find_end(self, lengths: "Lengths", update: int) -> None:
-        """Turn `until` into a number of updates; raise Interrupted where `update` of them, which are enough, are made."""
+        """Turn `until` into a number of updates; raise Interrupted where `update`, those that are made, are enough."""
         if self.until is not None:
             self._last_update = lengths.updates(self.until)
             if update >= max(1, self._last_update):
