@@ -70,7 +70,7 @@ def study(what: str, words: list[str], out: Path | None, options: Options) -> No
 
 
 def _definition(what: str, words: list[str], options: Options) -> StudySection:
-    """Return the definition that a recipe, a study file or a study folder gives, with the command's own words on top."""
+    """Return the definition of a recipe, a study file or a study folder, with the words of the command on top."""
     path = Path(what)
     if path.is_dir():
         path = open_study(path).definition_file

@@ -291,10 +291,8 @@ class Conductor:
             names = self._display.recorded(self._folder.run(number))
             if self._study.metric in names:
                 self._display.checked.add(number)
-            elif (
-                (kind == "train"
-                and any(name.startswith("train/") for name in names))
-                or any(name.startswith("valid/") for name in names)
+            elif (kind == "train" and any(name.startswith("train/") for name in names)) or any(
+                name.startswith("valid/") for name in names
             ):
                 raise missing_metric(self._study, names)
 
