@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from podium import __version__
+from podium.commands.study_options import study_app
 from podium.errors import PodiumError, UserError
 from podium.machine.memory_shortage import check_address_space, memory_shortage
 from podium.training.stop_request import StopRequest
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Make, inspect and download data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(study_app, name="study")
 
 #: of an error; what files hold may be quoted in it
 _SENTENCE = 4000
@@ -83,6 +85,10 @@ Code = Annotated[
     str | None,
     typer.Option("--code", callback=_code, help="If your workload has changed: the run's `copy`, or as it is `now`."),
 ]
+Until = Annotated[
+    str | None,
+    typer.Option(help="Stop and save there, as after a signal: 5ep, 500up. Exit code 75.", show_default=False),
+]
 WhichCheckpoint = Annotated[str, typer.Option(help="`last`, `best`, `average` or the number of an update.")]
 
 
@@ -120,7 +126,7 @@ def _version(asked: bool) -> None:
 
 
 #: commands that do without torch
-_LIGHT = ("show", "recipes", "data", "doctor")
+_LIGHT = ("show", "recipes", "data", "doctor", "study")
 
 
 @app.callback()
@@ -145,9 +151,10 @@ def train(
     hosts: Hosts = None,
     join: Join = False,
     secret_file: SecretFile = None,
+    until: Until = None,
 ) -> None:
     """Train a recipe."""
-    with StopRequest(os.getpid()) as stop:
+    with StopRequest(os.getpid(), until) as stop:
         from podium.commands import train
 
         train.train(recipe, overrides or [], out, instances, hosts, join, stop, secret_file)
@@ -172,9 +179,10 @@ def resume(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on although recipe.yaml was edited since the checkpoint.")
     ] = False,
+    until: Until = None,
 ) -> None:
     """Continue a run from its newest good checkpoint, on any number of instances and stages."""
-    with StopRequest(os.getpid()) as stop:
+    with StopRequest(os.getpid(), until) as stop:
         from podium.commands import train
 
         train.resume(run, overrides or [], instances, hosts, join, stop, checkpoint, secret_file, accept_changes)
@@ -193,12 +201,15 @@ def extend(
     instances: NumInstances = None,
     trust: Trust = False,
     code: Code = None,
+    only_exact: Annotated[
+        bool, typer.Option("--only-exact", help="Refuse where a training as long from the start would differ.")
+    ] = False,
 ) -> None:
     """Train longer: continue a run that has ended, as a new run with its history."""
     with StopRequest(os.getpid()) as stop:
         from podium.commands.extend import extend
 
-        extend(run, overrides or [], out, instances, stop)
+        extend(run, overrides or [], out, instances, stop, only_exact=only_exact)
 
 
 @app.command()

@@ -146,6 +146,7 @@ def _train(run: Run, training: Training, clock: Clock, stop: StopRequest) -> Run
 def _train_watched(run: Run, training: Training, clock: Clock, stop: StopRequest, observers: Observers) -> Run:
     progress = training.state.progress
     stop.limit_to(training.recipe.train.time_limit)
+    stop.find_end(training.task.lengths, progress.update)
     open_log(run.instance_log(training.placement.instances.index), training)
     summary = SummaryWriter(run, training, clock)
     with console.only_warned("the run goes on"):
@@ -219,7 +220,7 @@ def _loop(
     ):
         for samples in all_samples:
             lr = state.schedule.lr(progress.update)
-            stopping = engine.update(progress.update, samples, lr, stop=stop.reason is not None)
+            stopping = engine.update(progress.update, samples, lr, stop=stop.after(progress.update + 1) is not None)
             progress.update += 1
             update = progress.update
             take_average(training)
@@ -260,7 +261,7 @@ def _loop(
             saver.wait()
     if progress.stopped_early or progress.update == total:
         return None
-    return stop.reason or "a request to another instance"
+    return stop.after(progress.update) or "a request to another instance"
 
 
 def _save(saver: Saver, training: Training, clock: Clock) -> None:

@@ -175,13 +175,15 @@ def _become(request: dict[str, Any]) -> None:
 class _Instance(subprocess.Popen):
     """What the launcher takes for the process that it has started: one forked by the nursery."""
 
-    def __init__(self, link: socket.socket, args: tuple[str, ...], env: dict[str, str]) -> None:
+    def __init__(
+        self, link: socket.socket, args: tuple[str, ...], env: dict[str, str], log: Path | None = None
+    ) -> None:
         python, option, module, *words = args
         assert (python, option, module) == (sys.executable, "-m", "podium"), args
         self.args, self.returncode = args, None
         self.stdin = self.stdout = self.stderr = None
         self._child_created, self._waitpid_lock = True, threading.Lock()
-        _send(link, {"args": [module, *words], "cwd": str(Path.cwd()), "env": env})
+        _send(link, {"args": [module, *words], "cwd": str(Path.cwd()), "env": env, "log": str(log or "")})
         self.pid = int(_receive(link)[0]["answer"])
 
 
@@ -195,11 +197,16 @@ def _with_nursery() -> dict[str, Any] | None:
     if os.fork():
         theirs.close()
         from podium.launch import processes
+        from podium.study import executor
 
         def start(args: tuple[str, ...], env: dict[str, str]) -> _Instance:
             return _Instance(ours, args, env)
 
+        def start_run(args: list[str], env: dict[str, str], log: Path) -> _Instance:
+            return _Instance(ours, tuple(args), env, log)
+
         processes.start_instance = start  # type: ignore[assignment]
+        executor.start_run = start_run  # type: ignore[assignment]
         return None
     ours.close()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -220,7 +227,9 @@ def _with_nursery() -> dict[str, Any] | None:
             far.send(str(os.getpid()).encode())
             far.recv(1)  # until it is adopted: what it does on the death of its parent must be on that of the right one
             far.close()
-            _prctl(_PR_SET_NAME, ctypes.c_char_p(f"instance-{request['env']['RANK']}".encode()))
+            _prctl(_PR_SET_NAME, ctypes.c_char_p(f"instance-{request['env'].get('RANK', '0')}".encode()))
+            if request["log"]:
+                _write_to(request["log"])
             return request
         os.waitpid(between, 0)
         pid = int(near.recv(20))
@@ -228,6 +237,15 @@ def _with_nursery() -> dict[str, Any] | None:
         near.close()
         far.close()
         _send(theirs, {"answer": pid})
+
+
+def _write_to(log: str) -> None:
+    """Sends both streams to a file, and ends with the process that has started this one, as a run of a study does."""
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _prctl(option: int, value: Any) -> None:
@@ -260,7 +278,7 @@ def main() -> None:
     _load_everything()
     request = _forked(link)
     _become(request)
-    if any(word.startswith(("--instances", "--hosts", "parallel.stages")) for word in request["args"]):
+    if any(word.startswith(("--instances", "--hosts", "parallel.stages", "study")) for word in request["args"]):
         instance = _with_nursery()
         if instance is not None:
             _become(instance)

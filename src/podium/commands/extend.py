@@ -20,8 +20,19 @@ from podium.training.stop_request import StopRequest
 from podium.ui.console import say, warn
 
 
-def extend(path: Path, overrides: list[str], out: Path | None, num_instances: str | None, stop: StopRequest) -> None:
-    """Copy a run's recipe with another length, its history and its newest checkpoint, and resume from there."""
+def extend(
+    path: Path,
+    overrides: list[str],
+    out: Path | None,
+    num_instances: str | None,
+    stop: StopRequest,
+    *,
+    only_exact: bool = False,
+) -> None:
+    """Copy a run's recipe with another length, its history and its newest checkpoint, and resume from there.
+
+    `only_exact`: raise UserError where weights or records would not be those of a training as long from the start.
+    """
     if find_place(os.environ) is not None:
         raise UserError("`podium extend` starts its own instances: call it outside of srun and torchrun")
     run = open_run(path)
@@ -32,7 +43,10 @@ def extend(path: Path, overrides: list[str], out: Path | None, num_instances: st
     recipe = recipe_with(before, {"train.length": str(_new_length(run, before, overrides))})
     folder = out or next_free_folder(path.resolve().parent, path.resolve().name)
     check_free(folder)
-    _tell_differences(run, before, recipe, found.update)
+    difference = _difference(run, before, recipe, found.update, records=only_exact)
+    if difference and only_exact:
+        raise UserError(difference)
+    warn(difference) if difference else say("the weights will be those of a training that was as long from the start")
     create_folder(folder, lambda aside: _fill(Run(aside), run, recipe, found))
     say(f"{folder} continues {path} after update {found.update}")
     train.resume(folder, [], num_instances, None, False, stop)
@@ -52,8 +66,11 @@ def _new_length(run: Run, before: Recipe, overrides: list[str]) -> Duration:
     return Duration(lengths.total_updates + lengths.updates(more), "up")
 
 
-def _tell_differences(run: Run, before: Recipe, recipe: Recipe, update: int) -> None:
-    """Say whether the extended training has the weights of one that was as long from the start."""
+def _difference(run: Run, before: Recipe, recipe: Recipe, update: int, *, records: bool) -> str:
+    """Return how the extended training differs from one that was as long from the start; empty: in nothing.
+
+    `records`: compare the validations, too, not only the weights.
+    """
     old, new = rebuilt(run, before), rebuilt(run, recipe)
     if new.task.lengths.total_updates <= update:
         raise UserError(
@@ -61,16 +78,19 @@ def _tell_differences(run: Run, before: Recipe, recipe: Recipe, update: int) -> 
             f"made {update}: choose a longer one"
         )
     changed = next((u for u in range(update) if old.state.schedule.lr(u) != new.state.schedule.lr(u)), None)
-    valid_every = new.task.lengths.updates(recipe.valid.every)
     if changed is not None:
-        warn(
+        return (
             f"the {recipe.schedule.name} schedule depends on the length: from update {changed} on, a training that was "
             "as long from the start would have had other learning rates, and other weights"
         )
-    elif new.state.schedule.observes_validation and (not valid_every or update % valid_every):
-        warn("the plateau schedule has seen a validation at the old end, which a longer training would not have had")
-    else:
-        say("the weights will be those of a training that was as long from the start")
+    valid_every = new.task.lengths.updates(recipe.valid.every)
+    if not valid_every or update % valid_every:
+        seen = "a validation at the old end, which a longer training would not have had"
+        if new.state.schedule.observes_validation:
+            return f"the plateau schedule has seen {seen}"
+        if records:
+            return f"{run.path} has {seen}"
+    return ""
 
 
 def _fill(new: Run, run: Run, recipe: Recipe, found: Checkpoint) -> None:

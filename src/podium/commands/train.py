@@ -80,7 +80,8 @@ def train(
         print_summary(train_recipe(recipe, folder, topology, stop=stop))
         return
     with _launching(Run(folder), stop):
-        _launch(recipe, topology, ["train", name, *overrides, "--out", str(folder)], folder, hosts, join, secret)
+        words = ["train", name, *overrides, "--out", str(folder), *stop.flags()]
+        _launch(recipe, topology, words, folder, hosts, join, secret)
 
 
 def resume(
@@ -120,7 +121,7 @@ def resume(
         return
     with _launching(run, stop):
         accepted = ["--accept-changes"] if accept_changes else []
-        words = ["resume", str(path), *overrides, *own_code.CHOICE.flags(), *accepted]
+        words = ["resume", str(path), *overrides, *own_code.CHOICE.flags(), *accepted, *stop.flags()]
         _launch(recipe, topology, words, path, hosts, join, secret)
 
 

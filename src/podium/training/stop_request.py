@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from podium.errors import Interrupted, PodiumError
 from podium.machine.signals import stop_signals
+from podium.recipe.durations import Duration
 
 if TYPE_CHECKING:
     from podium.distributed.instances import Instances
+    from podium.engine.state import Lengths
 
 #: by phase: the answer to a signal that does not end the process at once, and what a second SIGINT does
 _ANSWERS = {
@@ -35,9 +37,12 @@ class StopRequest:
     not earlier, as libraries cannot handle that while they are being loaded. Reentrant.
     """
 
-    def __init__(self, process: int | None = None) -> None:
+    def __init__(self, process: int | None = None, until: str | None = None) -> None:
         #: the process from whose start the time limit counts; None: from now
         self.process = process
+        #: where in the training to stop, as `--until` has it; None: at its end
+        self.until = None if until is None else Duration.parse(until)
+        self._last_update: int | None = None
         #: whether to print an answer to a signal that does not end the process at once
         self.speaks: Callable[[], bool] = lambda: True
         #: how to continue after a signal that arrives before `begin`
@@ -55,6 +60,23 @@ class StopRequest:
         if self._signal is None and self._deadline is not None and time.monotonic() >= self._deadline:
             return "the time limit"
         return self._signal
+
+    def after(self, update: int) -> str | None:
+        """Return the reason to stop once `update` updates are made, or None to continue."""
+        if self._last_update is not None and update >= self._last_update:
+            return f"--until {self.until}"
+        return self.reason
+
+    def find_end(self, lengths: "Lengths", update: int) -> None:
+        """Turn `until` into a number of updates; raise Interrupted where `update`, those that are made, are enough."""
+        if self.until is not None:
+            self._last_update = lengths.updates(self.until)
+            if update >= max(1, self._last_update):
+                raise Interrupted(f"--until {self.until} is reached: {update} updates are made; {self.advice}")
+
+    def flags(self) -> list[str]:
+        """Return the options that say the same to the instances of a launch."""
+        return [] if self.until is None else ["--until", str(self.until)]
 
     def limit_to(self, seconds: float | None) -> None:
         """Ask to stop `seconds` after the start of `process`."""

@@ -1,0 +1,256 @@
+"""The study folder: every path in it, its lock, its definition, its table. Nobody else builds these names.
+
+STUDY/study.yaml    the definition           STUDY/runs/0003/          an ordinary run folder
+STUDY/base.yaml     the recipe without what varies   STUDY/recipes/0003.yaml   the recipe of that run
+STUDY/study.json    small facts              STUDY/log/0003.log        what its processes have printed
+STUDY/runs.jsonl    the states of runs       STUDY/earlier/0003-10ep/  the run before it was grown
+STUDY/table.csv     one row per run, without clock times
+"""
+
+import csv
+import fcntl
+import io
+import json
+import os
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from podium import __version__
+from podium.errors import UserError, system_reason, writing
+from podium.machine.bounded_files import append_regular, open_regular, read_mapping
+from podium.recipe.loading import Recipe, read_yaml, to_yaml
+from podium.runs.folder import Run, replace_file, write_json
+from podium.study.definition import StudySection, study_from_tree
+from podium.study.records import Records, RunRecord, read_run_records
+from podium.ui.visible import visible
+from podium.workloads.registry import identity
+
+_TAIL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """A study and its folder."""
+
+    path: Path
+
+    @property
+    def definition_file(self) -> Path:
+        return self.path / "study.yaml"
+
+    @property
+    def base_file(self) -> Path:
+        return self.path / "base.yaml"
+
+    @property
+    def facts_file(self) -> Path:
+        return self.path / "study.json"
+
+    @property
+    def records_file(self) -> Path:
+        return self.path / "runs.jsonl"
+
+    @property
+    def table_file(self) -> Path:
+        return self.path / "table.csv"
+
+    @property
+    def earlier(self) -> Path:
+        return self.path / "earlier"
+
+    def run(self, number: int) -> Run:
+        return Run(self.path / "runs" / f"{number:04d}")
+
+    def recipe_file(self, number: int) -> Path:
+        return self.path / "recipes" / f"{number:04d}.yaml"
+
+    def log_file(self, number: int) -> Path:
+        return self.path / "log" / f"{number:04d}.log"
+
+    @property
+    def exists(self) -> bool:
+        return self.definition_file.is_file()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep any other process from working on this study; the system unlocks it when this process ends.
+
+        As in run folders: on NFS, Linux turns this into a lock of the server, which all hosts see.
+        """
+        lock = self.path / ".lock"
+        with writing(lock):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = append_regular(lock)
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another process is working on {self.path}: wait for its end, or stop it") from None
+            yield
+
+    def is_locked(self) -> bool:
+        """Return whether a process is working on this study."""
+        try:
+            with open_regular(self.path / ".lock") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:  # locked, or not ours to look at
+            return True
+        return False
+
+    def definition(self) -> StudySection:
+        """Return the definition that the study was started with."""
+        return study_from_tree(read_yaml(self.definition_file), str(self.definition_file))
+
+    def base(self) -> dict[str, Any]:
+        """Return the resolved recipe without what varies, as it was saved."""
+        return read_yaml(self.base_file)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the small facts: version, created, command, seconds, importances."""
+        return read_mapping(self.facts_file, "restore it from a copy, or move it away") or {}
+
+    def write_facts(self, **facts: Any) -> None:
+        """Add facts, or replace those of before."""
+        write_json(self.facts_file, {**self.facts(), **facts})
+
+    def write_definition(self, study: StudySection, base: Recipe, command: list[str]) -> None:
+        """Write what the study is; before anything is trained, and again when it has grown."""
+        if not self.exists:
+            for name in ("runs", "recipes", "log"):
+                with writing(self.path / name):
+                    (self.path / name).mkdir(parents=True, exist_ok=True)
+            self.write_facts(version=__version__, created=now(), command=command, seconds=0.0)
+        self.write_facts(workload=identity(base.workload.name))
+        replace_file(self.base_file, to_yaml(base.tree()).encode())
+        replace_file(self.definition_file, _in_order(study.tree()).encode())
+
+    def records(self) -> dict[int, RunRecord]:
+        """Return the states of the runs, for people: what is said to run, but by nobody, was stopped."""
+        records = read_run_records(self.records_file)
+        if self.is_locked():
+            return records
+        return {
+            number: record.but(state="stopped", reason="killed") if record.state == "running" else record
+            for number, record in records.items()
+        }
+
+    def write_table(self, study: StudySection, records: Records) -> None:
+        """Write `table.csv`: what came out, the same to the bit however many runs went at once."""
+        replace_file(self.table_file, table_text(study, records).encode())
+
+
+def _in_order(tree: Mapping[str, Any]) -> str:
+    """Return a definition as YAML with keys in their order, which is that of a grid and of the table's columns."""
+    text = ""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            text += f"{key}:\n" + "".join(textwrap.indent(to_yaml({name: one}), "  ") for name, one in value.items())
+        else:
+            text += to_yaml({key: value})
+    return text
+
+
+def table_text(study: StudySection, records: Records) -> str:
+    """Return the table of a study as CSV. Clock times are left out: they are in `runs.jsonl`."""
+    keys = [key for key in study.values if key != "seed"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        [
+            "number",
+            "state",
+            *map(visible, keys),
+            "seed",
+            "metric",
+            "value",
+            "best",
+            "last",
+            *(visible(f"over {one.metric}") for one in study.constraints),
+            "updates",
+            "weights_sha256",
+            "reason",
+        ]
+    )
+    for record in records.values():
+        violations = [_cell(record.constraints.get(one.metric)) for one in study.constraints]
+        writer.writerow(
+            [
+                record.number,
+                record.state,
+                *(_cell(record.values.get(key)) for key in keys),
+                record.seed,
+                visible(record.metric),
+                _cell(record.value),
+                _cell(record.best),
+                _cell(record.last),
+                *violations,
+                _cell(record.updates),
+                record.weights_sha256 or "",
+                visible(record.reason),
+            ]
+        )
+    return text.getvalue()
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else shown_value(value)
+
+
+def shown_value(value: Any) -> str:
+    """Return a value of a recipe as people write it; nothing in it can steer a terminal."""
+    return visible(value if isinstance(value, str) else json.dumps(value, default=str))
+
+
+def values_text(values: Mapping[str, Any]) -> str:
+    """Return a choice of values on one line, by the last parts of the keys where these differ."""
+    short = [key.rpartition(".")[2] for key in values]
+    names = short if len(set(short)) == len(short) else list(values)
+    return ", ".join(
+        f"{visible(name)} {shown_value(value)}" for name, value in zip(names, values.values(), strict=True)
+    )
+
+
+def open_study(path: Path) -> StudyFolder:
+    """Return an existing study."""
+    study = StudyFolder(path)
+    if not path.exists():
+        raise UserError(f"the study folder {path} does not exist")
+    if not study.exists:
+        raise UserError(f"{path} is not a study folder (it has no study.yaml)")
+    return study
+
+
+def check_free(path: Path) -> None:
+    """Raise UserError where something else than a study is in the way."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file: choose another folder with --out")
+    if (path / "study.yaml").exists() or not path.is_dir() or all(child.name == ".lock" for child in path.iterdir()):
+        return
+    # What a kill during its first second has left is no obstacle.
+    if not (path / "study.json").exists() or (path / "runs.jsonl").exists():
+        raise UserError(f"{path} is not empty and holds no study: choose another folder with --out")
+
+
+def read_tail(path: Path, after: int = 0) -> str:
+    """Return the end of a text file, from byte `after` on; empty where there is none."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(after, size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {system_reason(error)}") from None
+
+
+def now() -> str:
+    """Return the time of day, as records have it."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
