@@ -1,0 +1,1 @@
+"""How a training scales: from times measured on some devices to those on more."""
