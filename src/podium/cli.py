@@ -12,7 +12,7 @@ from podium.errors import PodiumError, UserError
 from podium.machine.memory_shortage import check_address_space, memory_shortage
 from podium.training.stop_request import StopRequest
 from podium.ui.streams import lost_results, outlive_readers
-from podium.ui.visible import visible
+from podium.ui.visible import visible_sentence
 
 # torch's libraries report every failed look-up of a host name. They read this when they are loaded.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -93,7 +93,7 @@ def main() -> NoReturn:
     try:
         app(standalone_mode=True)
     except PodiumError as error:
-        print(f"podium: {visible(str(error)[:_SENTENCE])}", file=sys.stderr)
+        print(f"podium: {visible_sentence(str(error)[:_SENTENCE])}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
@@ -105,7 +105,7 @@ def main() -> NoReturn:
         shown = memory_shortage(error) or explain_own(error)
         if shown is None:
             raise
-        print(f"podium: {shown}", file=sys.stderr)
+        print(f"podium: {visible_sentence(str(shown)[:_SENTENCE])}", file=sys.stderr)
         code = shown.exit_code if isinstance(shown, PodiumError) else UserError.exit_code
     if (reason := lost_results()) and not code:
         print(f"podium: the results could not be written to standard output: {reason}", file=sys.stderr)

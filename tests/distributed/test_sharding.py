@@ -76,7 +76,7 @@ def test_another_optimisers_state_is_refused_by_all(podium, tmp_path):
     args = ["train", *eight("mnist"), "train.time_limit=0.01s", "parallel.shard=optimiser", "--out", "run"]
     assert podium(*args, "optim.name=adamw", "optim.momentum=null", "--instances", 2).returncode == 75
     change(tmp_path / "run", "name: adamw", "name: momentum")
-    done = podium("resume", "run", "--instances", 2)
+    done = podium("resume", "run", "--instances", 2, "--accept-changes")
     assert done.returncode == 2, done.stderr
     assert "the saved optimiser state does not belong to momentum with this model" in done.stderr
 

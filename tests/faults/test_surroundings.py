@@ -130,10 +130,10 @@ def test_of_two_that_start_in_one_folder_at_the_same_time_one_trains(tmp_path):
 def test_whoever_comes_second_leaves_the_folder_to_the_first(tmp_path, monkeypatch):
     """Both have found the folder free before either created it."""
     recipe = load_recipe(RECIPE[0], RECIPE[1:])
-    first = create_run(tmp_path / "run", recipe, {"started": "first"})
+    first = create_run(tmp_path / "run", recipe, {"started": "2026-01-01T00:00:00+00:00"})
     before = run_files(tmp_path)
     monkeypatch.setattr("podium.runs.folder.check_free", lambda path: None)
     with pytest.raises(UserError, match="another run is starting in"):
-        create_run(tmp_path / "run", recipe, {"started": "second"})
+        create_run(tmp_path / "run", recipe, {"started": "2026-01-01T00:00:01+00:00"})
     assert run_files(tmp_path) == before
-    assert first.environment() == {"started": "first"}
+    assert first.environment() == {"started": "2026-01-01T00:00:00+00:00"}

@@ -222,7 +222,7 @@ def test_curves_of_records_with_any_numbers(run):
 
     draw()
     run.metrics_file.write_text('{"update": 1, "epoch": 6e-79, "train/loss": 1}\n{"update": 2, "train/loss": 1}\n')
-    assert draw_curves(run) == []
+    assert all(drawing.startswith("<") for drawing in draw_curves(run))
 
 
 def test_endless_lines_do_not_fill_the_memory(run):

@@ -38,7 +38,7 @@ from podium.train import resume as resume_training
 from podium.train import train as train_recipe
 from podium.training.stop_request import StopRequest, resume_continues
 from podium.tune.tuner import tuned
-from podium.ui.console import say, show_table, warn
+from podium.ui.console import keep_traceback, log_path, say, show_table, warn
 from podium.workloads.registry import explain_own
 
 #: the training itself, as one instance of several
@@ -126,6 +126,7 @@ def resume(
 
 def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
     run = open_run(path)
+    run.records()  # damaged ones are told while nothing has been trained yet
     own_code.check_unchanged(run.path, str(run.tree().get("workload", {}).get("name")), run.environment())
     recipe = run.recipe()
     changed = dict(parse_override(text, type(recipe)) for text in overrides)
@@ -223,6 +224,8 @@ def _own_errors_told() -> Iterator[None]:
         shown = explain_own(error)
         if shown is None:
             raise
+        if log_path() is not None:
+            keep_traceback()
         raise shown from error
 
 

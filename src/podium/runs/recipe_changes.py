@@ -16,8 +16,8 @@ from podium.ui.console import warn
 from podium.workloads.registry import is_own_file
 
 #: sections, and keys, that say how a training is carried out, not what is learnt: a run may continue with others
-CARRIED_BY = ("parallel", "launch")
-ALSO = ("precision.trap", "engine.memory_check")
+CARRIED_BY = ("parallel", "launch", "log")
+ALSO = ("train.time_limit", "checkpoint.every", "checkpoint.keep", "precision.trap", "engine.memory_check")
 _MAX_SHOWN = 5
 
 

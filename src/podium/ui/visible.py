@@ -1,5 +1,6 @@
 """Text from files and other people's machines, made safe to show: nothing in it can steer a terminal."""
 
+import re
 import unicodedata
 
 #: characters that change how others are shown, beside those that Unicode calls control characters: directions of
@@ -12,6 +13,8 @@ _STEERING = {
     0xFEFF,
     *range(0xFFF9, 0xFFFC),
 }
+#: where a line of `user_frames` begins
+_FRAME = re.compile(r"\n(?=  [^\n]+:\d+, in )")
 
 
 def visible(text: str) -> str:
@@ -24,6 +27,11 @@ def visible(text: str) -> str:
 def visible_lines(text: str) -> str:
     """Return the text in the same way, but with its lines as they are."""
     return "\n".join(map(visible, text.split("\n")))
+
+
+def visible_sentence(text: str) -> str:
+    """Return an error's sentence on one line, and the frames of a user's own files beneath it as they are."""
+    return "\n".join(map(visible, _FRAME.split(text)))
 
 
 def _steers(char: str) -> bool:
