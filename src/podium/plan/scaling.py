@@ -24,12 +24,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from podium.plan.tables import Scaling, ScalingTable
+from podium.plan.tables import Kind, Scaling, ScalingTable
 
 Floats = NDArray[np.float64]
 
 _POWERS = (0.25, 0.5, 0.75)
-LAWS: tuple[tuple[str, ...], ...] = (
+_RATE_LAWS: tuple[tuple[str, ...], ...] = (
     ("once", "fixed"),
     ("once", "log"),
     ("once", "log", "fixed"),
@@ -40,6 +40,12 @@ LAWS: tuple[tuple[str, ...], ...] = (
     *((("once", f"power {power}")) for power in _POWERS),
     *((("once", "joined", f"power {power}")) for power in _POWERS),
 )
+#: An epoch that somebody has timed has a beginning, an end and mostly a validation, which more devices do not shorten:
+#: every law of seconds per epoch has this part. A rate is of updates alone.
+LAWS: dict[Kind, tuple[tuple[str, ...], ...]] = {
+    "rate": _RATE_LAWS,
+    "seconds": tuple(dict.fromkeys(law if "fixed" in law else (*law, "fixed") for law in _RATE_LAWS)),
+}
 #: spread of one measurement, and of a law at every doubling beyond the table, at least
 _MIN_NOISE, _MIN_DRIFT = 0.02, 0.04
 #: rows that a hindcast needs to fit
@@ -71,10 +77,10 @@ def predict(table: ScalingTable, counts: Sequence[int], scaling: Scaling = "weak
     """Return seconds per epoch at each of `counts`."""
     n, work = np.array(table.devices, float), np.array(table.devices, float) * np.array(table.seconds)
     rng = np.random.default_rng(seed)
-    misses = {law: _hindcasts(law, n, work, scaling) for law in LAWS}
+    misses = {law: _hindcasts(law, n, work, scaling) for law in LAWS[table.kind]}
     weights = _weights(misses, n, work, scaling)
     drift = _drift(misses, weights)
-    laws = [law for law in LAWS if weights[law] > 1e-3]
+    laws = [law for law, weight in weights.items() if weight > 1e-3]
     share = np.array([weights[law] for law in laws]) / sum(weights[law] for law in laws)
     at = np.array(counts, float)
     predicted = [_bootstrapped(law, n, work, at, scaling, rng) for law in laws]  # (bootstraps, counts) each
@@ -159,7 +165,7 @@ def _weights(
 ) -> dict[tuple[str, ...], float]:
     """Weigh laws by their hindcasts, and by how closely they follow the rows; equally where neither tells."""
     scores = {}
-    for law in LAWS:
+    for law in misses:
         if len(law) >= len(n):  # it would go through every row and say nothing
             continue
         coefficients = _fit(law, n, work, scaling)
@@ -169,7 +175,7 @@ def _weights(
         score += sum((miss / (2 * _MIN_DRIFT)) ** 2 / max(1.0, d) ** 2 for d, miss in misses[law])
         scores[law] = score
     least = min(scores.values())
-    return {law: math.exp(-min(700.0, (scores[law] - least) / 2)) if law in scores else 0.0 for law in LAWS}
+    return {law: math.exp(-min(700.0, (scores[law] - least) / 2)) if law in scores else 0.0 for law in misses}
 
 
 def _drift(misses: dict[tuple[str, ...], list[tuple[float, float]]], weights: dict[tuple[str, ...], float]) -> float:

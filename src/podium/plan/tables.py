@@ -18,6 +18,8 @@ from podium.errors import UserError, system_reason
 from podium.machine.bounded_files import read_limited
 
 Scaling = Literal["weak", "strong"]
+#: seconds per epoch, or samples per second
+Kind = Literal["seconds", "rate"]
 
 _MAX_BYTES, _MAX_ROWS = 1 << 16, 1000
 _MAX_DEVICES = 10**6
@@ -36,8 +38,8 @@ class ScalingTable:
 
     devices: tuple[int, ...]
     seconds: tuple[float, ...]
-    #: what the file had: seconds per epoch, or samples per second
-    kind: Literal["seconds", "rate"] = "seconds"
+    #: what the file had
+    kind: Kind = "seconds"
 
     def up_to(self, most: int) -> "ScalingTable":
         """Return the rows of at most so many devices."""
