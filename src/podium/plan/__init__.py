@@ -1,1 +1,1 @@
-"""How a training scales: from times measured on some devices to those on more."""
+"""Predicts time, throughput and memory of a training as intervals, and grades what it predicted."""

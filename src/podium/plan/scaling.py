@@ -19,11 +19,11 @@ this kind miss for every doubling, as the same hindcasts show, is added to the s
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from podium.plan.intervals import COVERAGE, Interval
 from podium.plan.tables import Kind, Scaling, ScalingTable
 
 Floats = NDArray[np.float64]
@@ -52,25 +52,6 @@ _MIN_NOISE, _MIN_DRIFT = 0.02, 0.04
 _MIN_ROWS = 3
 _DRAWS = 4000
 _BOOTSTRAPS = 60
-#: the printed interval holds this share of the draws
-COVERAGE = 0.9
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A value with the range that is expected to hold it."""
-
-    value: float
-    low: float
-    high: float
-
-    def __contains__(self, measured: float) -> bool:
-        return self.low <= measured <= self.high
-
-    def mapped(self, by: Callable[[float], float]) -> "Interval":
-        """Return the interval of a monotonic function of the value."""
-        low, high = sorted((by(self.low), by(self.high)))
-        return Interval(by(self.value), low, high)
 
 
 def predict(table: ScalingTable, counts: Sequence[int], scaling: Scaling = "weak", seed: int = 0) -> list[Interval]:
