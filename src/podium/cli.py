@@ -235,6 +235,48 @@ def tune(
 
 
 @app.command()
+def plan(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE]", help="A shipped name (`podium recipes`) or a .yaml file.", show_default=False
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Overrides, and replicas=256 or replicas=1..1024.", show_default=False
+        ),
+    ] = None,
+    instances: Annotated[int | None, typer.Option(min=1, help="Number of processes.", show_default="one")] = None,
+    hosts: Annotated[str | None, typer.Option(help="How many hosts share the instances, or their names.")] = None,
+    per_host: Annotated[
+        int | None, typer.Option(min=1, help="For a range: instances on a host.", show_default="what the cores carry")
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Between hosts: a preset such as ethernet-10g, or 20us,10Gb.")
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure the parts of an update here first.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.1, help="--measure: how long, beside starting processes.")] = 20.0,
+    table: Annotated[
+        Path | None, typer.Option("--from", help="CSV: devices, and seconds_per_epoch or samples_per_second.")
+    ] = None,
+    scaling: Annotated[str, typer.Option(help="--from: weak or strong.")] = "weak",
+    plot: Annotated[Path | None, typer.Option(help="With a range or --from: new file for the plot (.png).")] = None,
+    history: Annotated[bool, typer.Option("--history", help="Show how earlier plans came out.")] = False,
+) -> None:
+    """Predict time, throughput and memory of a training, here or on more hosts."""
+    from podium.commands import plan
+
+    if history:
+        plan.show_history()
+        return
+    plan.plan(
+        plan.Asked(recipe, overrides or [], instances, hosts, per_host, network, measure, seconds, table, scaling, plot)
+    )
+
+
+@app.command()
 def profile(
     recipe: RecipeName,
     overrides: Overrides = None,

@@ -91,10 +91,9 @@ def shape_of(recipe: Recipe, parts: Components, num_instances: int, num_hosts: i
     if per_epoch:
         sizes = {"updates_per_epoch": per_epoch, "global_batch": batch.global_batch}
         total = recipe.train.length.updates(**sizes)
-        every = [
-            duration.updates(**sizes, total_updates=total) for duration in (recipe.valid.every, recipe.checkpoint.every)
-        ]
-        valid, saves = (1 + (total - 1) // count if count else 1 for count in every)
+        every = (recipe.valid.every, recipe.checkpoint.every)
+        counts = [duration.updates(**sizes, total_updates=total) for duration in every]
+        valid, saves = (1 + (total - 1) // count if count else 1 for count in counts)
     return Shape(
         batch.num_replicas, num_instances, num_hosts, batch.micro_batch, batch.num_accumulation, total, per_epoch,
         valid, saves,
@@ -195,9 +194,7 @@ def changes(parts: Components, shape: Shape, network: Network | None, per_host_m
     )
     bigger = replace(shape, micro_batch=2 * shape.micro_batch, **longer(2))
     found.append(
-        tried(
-            f"micro-batch {bigger.micro_batch}: what an update costs once is shared", bigger, differs=True, of=doubled
-        )
+        tried(f"micro-batch {bigger.micro_batch}: costs of an update are shared", bigger, differs=True, of=doubled)
     )
     if shape.num_replicas % (2 * shape.num_instances) == 0:
         more = 2 * shape.num_instances

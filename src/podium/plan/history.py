@@ -1,4 +1,4 @@
-"""Plans and how they came out: a plan is kept until its training has ended, and then compared with what was measured."""
+"""Plans and how they came out: a plan is kept until its training ends, and is then compared with what was measured."""
 
 import json
 from collections.abc import Mapping

@@ -1,14 +1,16 @@
 """The network between hosts, as latency and bandwidth, and what the exact reduction costs on it.
 
-A reduction between hosts goes bucket by bucket (`distributed/reduction/exact.py`), two lanes at a time. The instances of
-a host each sum their slice of a bucket over the hosts at the same time, through the host's one network card: by recursive
-doubling where the slice is short, else by halving and the mirrored gather.
+A reduction between hosts goes bucket by bucket (`distributed/reduction/exact.py`), two lanes at a time. The instances
+of a host each sum their slice of a bucket over the hosts at the same time, through the host's one network card: by
+recursive doubling where the slice is short, else by halving and the mirrored gather.
 """
 
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from podium.distributed.instances import Instances
 from podium.distributed.reduction.exact import BUCKET_BYTES, FIRST_BYTES
@@ -86,8 +88,6 @@ def reduction_load(num_bytes: int, num_hosts: int, per_host: int) -> tuple[float
 
 def fitted(sizes: Mapping[int, float], num_hosts: int) -> Network:
     """Return the network that explains the seconds of exact sums of so many bytes, one instance on each host."""
-    import numpy as np
-
     rows, seconds = [], []
     for num_bytes, took in sizes.items():
         doubling = Instances.doubling_pays(num_bytes, num_hosts)
