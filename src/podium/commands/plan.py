@@ -98,7 +98,7 @@ def _plan_table(asked: Asked, name: str | None, overrides: list[str], counts: li
     rows = []
     for count, seconds, interval in zip(counts, predicted, shown, strict=True):
         row = [f"{count:,}", number(interval.value), _range(interval), _measured_text(known, measured.get(count))]
-        row.append(_percent(measured_first(known) / (count * seconds.value)))
+        row.append(_percent(_first_work(known) / (count * seconds.value)))
         if epochs is not None and known.kind == "seconds":
             row.append(number(epochs * seconds.value * count / 3600))
         rows.append(row)
@@ -116,7 +116,7 @@ def _plan_table(asked: Asked, name: str | None, overrides: list[str], counts: li
         console.say(f"wrote {draw_plan(asked.plot, str(asked.table), what, counts, shown, values)}")
 
 
-def measured_first(known: ScalingTable) -> float:
+def _first_work(known: ScalingTable) -> float:
     """Return the work of the smallest count, which efficiency is relative to."""
     return known.devices[0] * known.seconds[0]
 

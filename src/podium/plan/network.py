@@ -97,6 +97,5 @@ def fitted(sizes: Mapping[int, float], num_hosts: int) -> Network:
         seconds.append(took)
     scale = np.array(seconds)
     (latency, per_byte), *_ = np.linalg.lstsq(np.array(rows) / scale[:, None], np.ones(len(rows)), rcond=None)
-    return Network(
-        max(1e-7, float(latency)), 1 / max(1e-13, float(per_byte)), (0.85, 1.1), "measured between the hosts"
-    )
+    latency, per_byte = max(1e-7, float(latency)), max(1e-13, float(per_byte))
+    return Network(latency, 1 / per_byte, (0.85, 1.1), "measured between the hosts")

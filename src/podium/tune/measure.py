@@ -64,14 +64,14 @@ class MeasuringProcesses:
     def rate(self, keys: Mapping[str, Any], seconds: float, timeout_s: float) -> float | None:
         """Return samples/s over about `seconds`; None where the choice cannot be run, or not within `timeout_s`."""
         answers = self._answers(keys, seconds, timeout_s)
-        rates = [answer.get("rate") for answer in answers or [{}]]
-        return None if None in rates else min(rates)
+        rates: list[float] = [answer["rate"] for answer in answers or [] if "rate" in answer]
+        return min(rates) if len(rates) == len(self._processes) else None
 
     def update_seconds(self, keys: Mapping[str, Any], seconds: float, timeout_s: float) -> list[list[float]] | None:
         """Return the seconds of every update over about `seconds`, for each instance; None as for `rate`."""
         answers = self._answers(keys, seconds, timeout_s)
-        updates = [answer.get("updates") for answer in answers or [{}]]
-        return None if None in updates else updates
+        updates: list[list[float]] = [answer["updates"] for answer in answers or [] if "updates" in answer]
+        return updates if len(updates) == len(self._processes) else None
 
     def _answers(self, keys: Mapping[str, Any], seconds: float, timeout_s: float) -> list[dict[str, Any]] | None:
         request = json.dumps({"keys": dict(keys), "seconds": seconds}).encode() + b"\n"
