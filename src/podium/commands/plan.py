@@ -149,7 +149,8 @@ def _plan_recipe(asked: Asked, name: str, overrides: list[str], counts: list[int
     from podium.training.build import threads_per_replica
 
     recipes = [load_recipe(name, [*overrides, f"batch.replicas={count}"]) for count in counts]
-    recipe = recipes[0] if recipes else load_recipe(name, overrides)
+    # The largest count says how many threads an instance has where the recipe leaves that to the cores.
+    recipe = recipes[-1] if recipes else load_recipe(name, overrides)
     _check_plannable(recipe)
     cores, threads = len(usable_cores()), threads_per_replica(recipe, None)
     per_host_most = asked.per_host or max(1, cores // threads)
@@ -246,8 +247,9 @@ def _whole_table(name: str, found: Forecast, parts: Components, network: Network
         rows.append(["time to the end", clock_text(whole.value), f"{clock_text(whole.low)} … {clock_text(whole.high)}"])
         rows.append(["device-hours", number(found.device_hours.value), _range(found.device_hours)])
     caption = (
-        f"{shape.num_replicas:,} replicas on {shape.num_instances:,} instances of {parts.threads} threads on "
-        f"{shape.num_hosts:,} hosts like this one; {shape.total_updates:,} updates of {shape.global_batch:,} samples; "
+        f"{_counted('replica', shape.num_replicas)} on {_counted('instance', shape.num_instances)} of "
+        f"{_counted('thread', parts.threads)} on {_counted('host', shape.num_hosts)} like this one; "
+        f"{_counted('update', shape.total_updates)} of {_counted('sample', shape.global_batch)}; "
         f"measured on {parts.measured}"
     )
     if found.total_s is None:
@@ -294,19 +296,22 @@ def _show_counts(asked: Asked, name: str, found: list[Forecast], parts: Componen
         rows.append(
             [
                 f"{shape.num_replicas:,}",
-                f"{shape.num_instances:,}",
-                f"{shape.num_hosts:,}",
-                _ms(one.update_s.value),
-                number(rate.value),
-                _range(rate),
+                f"{shape.num_instances:,} on {shape.num_hosts:,}",
+                number(1e3 * one.update_s.value),
+                _short(rate.value),
+                f"{_short(rate.low)} … {_short(rate.high)}",
                 _percent(rate.value / shape.num_instances / first),
-                clock_text(one.total_s.value) if one.total_s else "too few samples",
-                number(one.device_hours.value) if one.device_hours else "",
+                clock_text(one.total_s.value) if one.total_s else "–",
+                number(one.device_hours.value) if one.device_hours else "–",
             ]
         )
-    columns = ["replicas", "instances", "hosts", "update", "samples/s", "nine of ten", "efficiency", "to the end",
-               "device-hours"]  # fmt: skip
-    caption = f"hosts like this one, {parts.threads} threads per instance; measured on {parts.measured}"
+    columns = ["replicas", "on hosts", "ms", "samples/s", "nine of ten", "eff.", "time", "hours"]
+    caption = (
+        f"instances on hosts like this one, {_counted('thread', parts.threads)} each; ms of an update; efficiency per "
+        f"instance; time to the end and device-hours; measured on {parts.measured}"
+    )
+    if any(one.total_s is None for one in found):
+        caption += f"\n–: the {parts.num_samples:,} training samples are too few for one update"
     caption += f"\n{_network_text(network)}" if network is not None else ""
     console.show_table(Table(f"plan of {name}", columns, rows, caption))
     if asked.plot is not None:
@@ -379,3 +384,14 @@ def _percent(share: float) -> str:
 
 def _percents(share: Interval) -> str:
     return f"{100 * share.low:.0f} … {100 * share.high:.0f} %"
+
+
+def _short(value: float) -> str:
+    """Return a large number in thousands or millions."""
+    if value >= 1e6:
+        return f"{value / 1e6:.3g} M"
+    return f"{value / 1e3:.3g} k" if value >= 1e4 else number(value)
+
+
+def _counted(name: str, count: int) -> str:
+    return f"{count:,} {name}{'' if count == 1 else 's'}"

@@ -200,12 +200,16 @@ def changes(parts: Components, shape: Shape, network: Network | None, per_host_m
         more = 2 * shape.num_instances
         hosts = shape.num_hosts if more // shape.num_hosts <= per_host_most else 2 * shape.num_hosts
         if hosts == 1 or network is not None:
-            found.append(tried(f"{more} instances", replace(shape, num_instances=more, num_hosts=hosts), differs=False))
+            found.append(tried(_instances(more), replace(shape, num_instances=more, num_hosts=hosts), differs=False))
     if shape.num_instances % 2 == 0:
         fewer = replace(shape, num_instances=shape.num_instances // 2, num_hosts=max(1, shape.num_hosts // 2))
-        found.append(tried(f"{fewer.num_instances} instances: fewer device-hours", fewer, differs=False))
+        found.append(tried(f"{_instances(fewer.num_instances)}: fewer devices", fewer, differs=False))
     if shape.num_hosts > 1 and network is not None:
         free = Network(0.0, 1e15, (1.0, 1.0), "")
         hidden = Change("all communication hidden behind the passes (a bound)", forecast(parts, shape, free), False)
         found.append(hidden)
     return sorted(found, key=lambda change: -change.forecast.samples_per_second.value)
+
+
+def _instances(count: int) -> str:
+    return "1 instance" if count == 1 else f"{count:,} instances"
