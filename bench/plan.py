@@ -103,7 +103,7 @@ def trainings(rounds: int) -> list[str]:
                     scale, digits = (1e9, ".3f") if what == "memory" else (1, ",.1f")
                     cells = [f"{number / scale:{digits}}" for number in (value, low, high, measured)]
                     lines.append(
-                        f"| {recipe} | {count} | {what}{' (GB)' if what == 'memory' else ''} | {cells[0]} | {cells[1]} … "
+                        f"| {recipe} | {count} | {what.replace('memory', 'memory (GB)')} | {cells[0]} | {cells[1]} … "
                         f"{cells[2]} | {cells[3]} | {100 * (value / measured - 1):+.0f} % | "
                         f"{'yes' if low <= measured <= high else 'no'} |"
                     )
