@@ -23,7 +23,7 @@ from podium.kernels.registry import KERNELS
 from podium.recipe.loading import load_recipe
 from podium.topology import usable_cores
 from podium.training.build import build_training
-from podium.tune.measure import measured_rate
+from podium.tune.measure import measured_updates
 
 RESULTS = Path(__file__).parent / "results" / "defaults.md"
 CASES = {
@@ -86,7 +86,7 @@ def measure(case: str, without: str, seconds: float) -> None:
     overrides, first = WITHOUT[without]
     first()
     name, *given = CASES[case]
-    print(measured_rate(build_training(load_recipe(name, [*PLAIN, *given, *overrides])), seconds))
+    print(measured_updates(build_training(load_recipe(name, [*PLAIN, *given, *overrides])), seconds)[0])
 
 
 def main() -> None:

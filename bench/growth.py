@@ -42,7 +42,7 @@ from podium.recipe.loading import load_recipe
 from podium.recipe.sections.batch import BatchSection
 from podium.recipe.sections.optim import OptimSection
 from podium.training.build import build_training
-from podium.tune.measure import measured_rate
+from podium.tune.measure import measured_updates
 from podium.ui import console
 from podium.workloads.registry import workload_class
 
@@ -85,7 +85,7 @@ def _seconds(value: float) -> str:
 def update_seconds(*overrides: str, recipe: str = "mnist", seconds: float) -> float:
     """Return the seconds of one update of a recipe with generated samples."""
     made = load_recipe(recipe, [*PLAIN, *overrides])
-    return made.batch.global_batch / measured_rate(build_training(made), seconds)
+    return made.batch.global_batch / measured_updates(build_training(made), seconds)[0]
 
 
 def growth(quick: bool) -> Rows:

@@ -1,4 +1,4 @@
-"""The three ways in which a command fails, with the exit codes a scheduler reads. Caught once, in `cli.py`."""
+"""The three ways in which a command fails, with the exit codes a scheduler reads. Caught once, in `cli`."""
 
 import errno
 from collections.abc import Iterator

@@ -245,8 +245,7 @@ def _loop(
                     record |= named("valid", progress.valid_last) | named("valid/average", progress.average_last, "_")
                 saver.tell_if_written()
                 telemetry.write(record)
-                line = facts(progress, lengths, meter.samples_per_second)
-                display.update(update, total, line, milestone=valid_due)
+                display.update(update, total, facts(progress, lengths, meter.samples_per_second), milestone=valid_due)
                 if save_due or progress.stopped_early or (improved and recipe.checkpoint.best):
                     _save(saver, training, clock)
                     saved_at = update

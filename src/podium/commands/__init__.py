@@ -1,1 +1,1 @@
-"""What each command of the command line does; `cli.py` reads the options and calls it."""
+"""What each command of the command line does; `cli` reads the options and calls it."""

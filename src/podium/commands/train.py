@@ -12,6 +12,7 @@ import torch
 
 from podium import __version__
 from podium.checkpoints.reading import go_back
+from podium.commands.plan import show_grades
 from podium.commands.runs import print_summary
 from podium.data.sources.hdf5 import divide_memory
 from podium.distributed.instances import Instances
@@ -21,6 +22,7 @@ from podium.launch.environment import Place, find_place
 from podium.launch.plan import plan_launch, ssh_commands
 from podium.launch.secret import take_secret
 from podium.machine.numerics import numerics_variables
+from podium.plan.history import grade
 from podium.recipe.loading import Recipe, load_recipe, recipe_with
 from podium.recipe.overrides import parse_override
 from podium.runs import observer_code, own_code
@@ -38,7 +40,7 @@ from podium.train import resume as resume_training
 from podium.train import train as train_recipe
 from podium.training.stop_request import StopRequest, resume_continues
 from podium.tune.tuner import tuned
-from podium.ui.console import keep_traceback, log_path, say, show_table, warn
+from podium.ui.console import keep_traceback, log_path, only_warned, say, show_table, warn
 from podium.workloads.registry import explain_own
 
 #: the training itself, as one instance of several
@@ -77,7 +79,7 @@ def train(
         recipe = load_recipe(name, overrides)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
-        print_summary(train_recipe(recipe, folder, topology, stop=stop))
+        _tell_end(train_recipe(recipe, folder, topology, stop=stop))
         return
     with _launching(Run(folder), stop):
         words = ["train", name, *overrides, "--out", str(folder), *stop.flags()]
@@ -117,7 +119,7 @@ def resume(
     _go_back(run, update)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
-        print_summary(resume_training(run, recipe, topology, stop=stop, accept_changes=accept_changes))
+        _tell_end(resume_training(run, recipe, topology, stop=stop, accept_changes=accept_changes))
         return
     with _launching(run, stop):
         accepted = ["--accept-changes"] if accept_changes else []
@@ -200,7 +202,15 @@ def _launch(
         others = ssh_commands(plan, recipe.launch.ssh, str(Path.cwd()), whole)
     agent.launch(plan, recipe.launch, others, secret)
     if plan.host_index == 0:
-        print_summary(Run(folder))
+        _tell_end(Run(folder))
+
+
+def _tell_end(run: Run) -> None:
+    """Print the last lines of a training and, where it was planned, what was predicted beside what was measured."""
+    print_summary(run)
+    with only_warned("the run is complete"):
+        if (graded := grade(run.summary(), str(run.path))) is not None:
+            show_grades(graded)
 
 
 @contextmanager
@@ -261,7 +271,7 @@ def _as_instance(
             with _own_errors_told():
                 done = body(topology, instances)
             if instances.index == 0 and place.launch_folder is None:
-                print_summary(done)
+                _tell_end(done)
 
         return InstanceTask(facts, recipe.batch.num_replicas, recipe.parallel, recipe.launch.timeout, run)
 

@@ -153,7 +153,7 @@ class Instances:
         assert self.count & (self.count - 1) == 0, "the tree joins a power of two of instances"
         assert flat.dim() == 1
         assert flat.is_contiguous()
-        if self._doubling_pays(flat.numel() * flat.element_size(), self.count // distance):
+        if self.doubling_pays(flat.numel() * flat.element_size(), self.count // distance):
             for _ in self._double(flat, self._received_in(flat, flat.numel(), lane), lane, distance):
                 pass
             return
@@ -228,7 +228,7 @@ class Instances:
             yield [flats[buffer][:size] for flats in self._shared.flats], part
 
     @staticmethod
-    def _doubling_pays(num_bytes: int, count: int) -> bool:
+    def doubling_pays(num_bytes: int, count: int) -> bool:
         """Return whether doubling (log2(p) · n bytes in log2(p) rounds) beats halving (2 (1 - 1/p) · n bytes in twice
         as many rounds)."""
         num_rounds = count.bit_length() - 1

@@ -2,7 +2,7 @@
 
 Defaults < base files < the file < the command line. What is written later overrides inherited keys that contradict it
 (`Section.overruled`). Unknown keys are errors; `messages.py` says what is wrong, and where.
-Only `cli.py`, `train.py` and the commands handle a whole `Recipe`.
+Only `cli`, `train.py` and the commands handle a whole `Recipe`.
 """
 
 import hashlib

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from podium.distributed.digest import sha256_of
 from podium.engine.compile_cache import Executable
+from podium.machine.memory import peak_bytes
 from podium.runs.folder import Run
 from podium.topology import usable_cores
 from podium.training.build import Training
@@ -30,6 +31,7 @@ class SummaryWriter:
             {
                 **summary(training.state.progress, training.task.lengths, self._clock.seconds(), state),
                 "cpu_percent": round(self._utilisation.percent_since_start(), 1),
+                "memory_peak_bytes": peak_bytes() or None,
                 "weights_sha256": digest or self._run.summary().get("weights_sha256"),
                 "topology": training.placement.topology.record(),
                 "recipe_sha256": training.recipe.sha256(),

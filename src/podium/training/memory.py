@@ -28,8 +28,8 @@ _GB = 1e9
 _FEW, _SHARE = 2, 8
 #: of the available memory, what the second trial may take
 _TRIAL_SHARE = 0.25
-#: what drawing the report takes: matplotlib and a page of figures
-_REPORT_BYTES = 120 << 20
+#: what drawing the report takes: matplotlib's libraries, and figures for which memory of the passes is used again
+_REPORT_LIBRARIES_BYTES, _REPORT_FIGURES_BYTES = 70 << 20, 50 << 20
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ def estimate(training: Training, enough: int = 0) -> Estimate | None:
         if passes + rest > enough:
             passes = max(_extended(training, micro_batch), _extended(training, valid_micro, train=False))
     reset_peak()
-    return Estimate(resident_bytes(), passes, rest)
+    return Estimate(resident_bytes(), passes, rest + _report(training, passes))
 
 
 def _rest(training: Training) -> int:
-    recipe, state, parallelism = training.recipe, training.state, training.parallelism
+    state, parallelism = training.state, training.parallelism
     gradients = sum(param.numel() * param.element_size() for param in state.model.parameters() if param.requires_grad)
     weights = sum(tensor.numel() * tensor.element_size() for tensor in state.model.state_dict().values())
     num_local = len(training.placement.replicas)
@@ -126,8 +126,14 @@ def _rest(training: Training) -> int:
     if parallelism.saves and parallelism.holders is None:
         made = sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(state.optimiser).values())
         copies = weights + made + unmade + average
-    report = _REPORT_BYTES if recipe.log.report and training.placement.is_lead else 0
-    return sums + average + unmade + copies + feed_bytes(training) + report
+    return sums + average + unmade + copies + feed_bytes(training)
+
+
+def _report(training: Training, passes: int) -> int:
+    """Return what the report takes beside what passes have left, which the allocator keeps."""
+    if not (training.recipe.log.report and training.placement.is_lead):
+        return 0
+    return _REPORT_LIBRARIES_BYTES + max(0, _REPORT_FIGURES_BYTES - passes)
 
 
 def _valid_micro(training: Training) -> int:

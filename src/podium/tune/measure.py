@@ -2,8 +2,8 @@
 
     python -m podium.tune.measure RECIPE [KEY=VALUE]...     one such process, started by `MeasuringProcesses`
 
-A process reads one request per line (JSON: recipe keys, seconds) and answers with samples/s. It stays for all choices
-with its number of instances, so that Python starts and the data is read only once.
+A process reads one request per line (JSON: recipe keys, seconds) and answers with samples/s and the seconds of every
+update. It stays for all choices with its number of instances, so that Python starts and the data is read only once.
 """
 
 import json
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import IO, Any
 
 import torch
@@ -62,6 +63,17 @@ class MeasuringProcesses:
 
     def rate(self, keys: Mapping[str, Any], seconds: float, timeout_s: float) -> float | None:
         """Return samples/s over about `seconds`; None where the choice cannot be run, or not within `timeout_s`."""
+        answers = self._answers(keys, seconds, timeout_s)
+        rates: list[float] = [answer["rate"] for answer in answers or [] if "rate" in answer]
+        return min(rates) if len(rates) == len(self._processes) else None
+
+    def update_seconds(self, keys: Mapping[str, Any], seconds: float, timeout_s: float) -> list[list[float]] | None:
+        """Return the seconds of every update over about `seconds`, for each instance; None as for `rate`."""
+        answers = self._answers(keys, seconds, timeout_s)
+        updates: list[list[float]] = [answer["updates"] for answer in answers or [] if "updates" in answer]
+        return updates if len(updates) == len(self._processes) else None
+
+    def _answers(self, keys: Mapping[str, Any], seconds: float, timeout_s: float) -> list[dict[str, Any]] | None:
         request = json.dumps({"keys": dict(keys), "seconds": seconds}).encode() + b"\n"
         deadline = time.monotonic() + timeout_s
         answers = []
@@ -74,8 +86,7 @@ class MeasuringProcesses:
         except OSError:  # one of them ended: out of memory, for instance
             return None
         self.ready = all(answers)
-        rates = [json.loads(answer).get("rate") for answer in answers if answer]
-        return min(rates) if self.ready and None not in rates else None
+        return [json.loads(answer) for answer in answers] if self.ready else None
 
     def close(self) -> None:
         for process in self._processes:
@@ -106,25 +117,29 @@ def _read_line(stream: IO[bytes] | None, deadline: float) -> bytes:
 # --- in the processes ----------------------------------------------------------------------------------------------
 
 
-def measured_rate(training: Training, seconds: float) -> float:
-    """Return samples/s of all instances together, after a warm-up that also shows how many updates fill `seconds`."""
+def measured_updates(training: Training, seconds: float) -> tuple[float, list[float]]:
+    """Return samples/s of all instances together and the seconds of each update here, after a warm-up that also shows
+    how many updates fill `seconds`."""
     recipe, instances = training.recipe, training.placement.instances
+    times: list[float] = []
     engine = build_engine(training)
     with samples_of_updates(training, 0, 2**31) as samples:
 
         def run(first: int, count: int) -> float:
-            began = time.perf_counter()
+            times[:] = [time.perf_counter()]
             for update in range(first, first + count):
                 engine.update(update, next(samples), 1e-6)
+                times.append(time.perf_counter())
             engine.collect()  # waits for the device
-            took = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
+            times[-1] = time.perf_counter()
+            took = torch.tensor([times[-1] - times[0]], dtype=torch.float64)
             return float(instances.gather(took).max())  # the same on all instances
 
         run(0, 1)
         per_update = run(1, _NUM_WARM_UP) / _NUM_WARM_UP
         count = max(_MIN_UPDATES, math.ceil(seconds / per_update))
         took = run(1 + _NUM_WARM_UP, count)
-    return count * recipe.batch.global_batch / took
+    return count * recipe.batch.global_batch / took, [after - before for before, after in pairwise(times)]
 
 
 def main() -> None:
@@ -144,7 +159,7 @@ def main() -> None:
         try:
             training = _built(recipe_with(recipe, request["keys"]), instances, first)
             first = first or training.task
-            answer["rate"] = measured_rate(training, request["seconds"])
+            answer["rate"], answer["updates"] = measured_updates(training, request["seconds"])
         except PodiumError as error:  # the same on all instances: it depends on the recipe alone
             answer["problem"] = str(error)
         print(json.dumps(answer), flush=True)

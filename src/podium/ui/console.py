@@ -116,7 +116,7 @@ def _keep(text: str) -> None:
 
 def _keep_failure(stream: int, sentence: str) -> None:
     """Tell in the log that a standard stream cannot be written; on standard error, too, where a finished training
-    cannot print its results. Other commands fail in that case, and `cli.py` says so."""
+    cannot print its results. Other commands fail in that case, and `cli` says so."""
     _keep(f"warning: {sentence}")
     if stream == 1 and streams.are_results_kept():
         err.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)

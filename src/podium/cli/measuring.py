@@ -1,0 +1,98 @@
+"""The commands that measure, try and predict before a training."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from podium.cli.options import Overrides, RecipeName
+
+
+def tune(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the fastest choice to this new recipe file, even if it changes bits.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to search, before a final comparison.")] = 60.0,
+    lr: Annotated[bool, typer.Option("--lr", help="Look for a learning rate instead, with a range test.")] = False,
+    updates: Annotated[int, typer.Option(min=20, help="--lr: how many rates to try.")] = 200,
+    plot: Annotated[Path, typer.Option(help="--lr: new file for the plot (.png).")] = Path("learning-rates.png"),
+) -> None:
+    """Measure which settings run a recipe fastest on this machine, and remember them for training."""
+    if lr:
+        from podium.tune.lr_range import tune_lr
+
+        tune_lr(recipe, overrides or [], updates, plot)
+        return
+    from podium.tune.tuner import tune
+
+    tune(recipe, overrides or [], write, seconds)
+
+
+def plan(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE]", help="A shipped name (`podium recipes`) or a .yaml file.", show_default=False
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Overrides, and replicas=256 or replicas=1..1024.", show_default=False
+        ),
+    ] = None,
+    instances: Annotated[int | None, typer.Option(min=1, help="Number of processes.", show_default="one")] = None,
+    hosts: Annotated[str | None, typer.Option(help="How many hosts share the instances, or their names.")] = None,
+    per_host: Annotated[
+        int | None, typer.Option(min=1, help="For a range: instances on a host.", show_default="what the cores carry")
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Between hosts: a preset such as ethernet-10g, or 20us,10Gb.")
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure the parts of an update here first.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.1, help="--measure: how long, beside starting processes.")] = 20.0,
+    table: Annotated[
+        Path | None, typer.Option("--from", help="CSV: devices, and seconds_per_epoch or samples_per_second.")
+    ] = None,
+    scaling: Annotated[str, typer.Option(help="--from: weak or strong.")] = "weak",
+    plot: Annotated[Path | None, typer.Option(help="With a range or --from: new file for the plot (.png).")] = None,
+    history: Annotated[bool, typer.Option("--history", help="Show how earlier plans came out.")] = False,
+) -> None:
+    """Predict time, throughput and memory of a training, here or on more hosts."""
+    from podium.commands import plan
+
+    if history:
+        plan.show_history()
+        return
+    plan.plan(
+        plan.Asked(recipe, overrides or [], instances, hosts, per_host, network, measure, seconds, table, scaling, plot)
+    )
+
+
+def profile(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    rates: Annotated[bool, typer.Option("--rates", help="Only the three rates: input, compute, both.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="New file for a trace of a few updates (.json).")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each of the nine measurements.")] = 3.0,
+) -> None:
+    """Measure whether input or compute limits a training here, and which operators take its time."""
+    from podium.commands.profile import run_profile
+
+    run_profile(recipe, overrides or [], rates_only=rates, trace=trace, seconds=seconds)
+
+
+def check(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="New folder for the trial runs.", show_default="none: they are removed")
+    ] = None,
+) -> None:
+    """Check that a recipe keeps every promise: same weights on any number of instances, after a kill, in stages."""
+    from podium.commands.check import check
+
+    if not check(recipe, overrides or [], keep):
+        raise typer.Exit(1)

@@ -1,0 +1,99 @@
+"""The commands that train."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from podium.cli.options import (
+    Code,
+    Hosts,
+    Join,
+    NumInstances,
+    Overrides,
+    RecipeName,
+    RunFolder,
+    SecretFile,
+    Trust,
+    Until,
+)
+from podium.training.stop_request import StopRequest
+
+
+def train(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the new run.", show_default="the next free one in runs/")
+    ] = None,
+    instances: NumInstances = None,
+    hosts: Hosts = None,
+    join: Join = False,
+    secret_file: SecretFile = None,
+    until: Until = None,
+) -> None:
+    """Train a recipe."""
+    with StopRequest(os.getpid(), until) as stop:
+        from podium.commands import train
+
+        train.train(recipe, overrides or [], out, instances, hosts, join, stop, secret_file)
+
+
+def resume(
+    run: RunFolder,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Keys of parallel and launch.", show_default=False),
+    ] = None,
+    instances: NumInstances = None,
+    hosts: Hosts = None,
+    join: Join = False,
+    checkpoint: Annotated[
+        int | None, typer.Option(help="Go back to the checkpoint of this update; later ones are removed.")
+    ] = None,
+    secret_file: SecretFile = None,
+    trust: Trust = False,
+    code: Code = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on although recipe.yaml was edited since the checkpoint.")
+    ] = False,
+    until: Until = None,
+) -> None:
+    """Continue a run from its newest good checkpoint, on any number of instances and stages."""
+    with StopRequest(os.getpid(), until) as stop:
+        from podium.commands import train
+
+        train.resume(run, overrides or [], instances, hosts, join, stop, checkpoint, secret_file, accept_changes)
+
+
+def extend(
+    run: RunFolder,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="train.length=+10ep, or the new length.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the new run.", show_default="the next free one beside RUN")
+    ] = None,
+    instances: NumInstances = None,
+    trust: Trust = False,
+    code: Code = None,
+    only_exact: Annotated[
+        bool, typer.Option("--only-exact", help="Refuse where a training as long from the start would differ.")
+    ] = False,
+) -> None:
+    """Train longer: continue a run that has ended, as a new run with its history."""
+    with StopRequest(os.getpid()) as stop:
+        from podium.commands.extend import extend
+
+        extend(run, overrides or [], out, instances, stop, only_exact=only_exact)
+
+
+def topology(
+    recipe: RecipeName, overrides: Overrides = None, instances: NumInstances = None, hosts: Hosts = None
+) -> None:
+    """Draw which host and instance carries which replicas and stages."""
+    from podium.commands import train
+
+    train.topology(recipe, overrides or [], instances, hosts)
