@@ -1,7 +1,4 @@
-"""The command line: which commands there are, and what their errors become.
-
-Heavy modules are imported inside the commands, so that `podium --help` is quick.
-"""
+"""The command line: which commands there are, and what their errors become; heavy modules wait until one is called."""
 
 import os
 import sys
