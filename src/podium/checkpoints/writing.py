@@ -226,7 +226,8 @@ class Saver:
         """Start the thread that writes. `pipeline_group`: the instances that hold the stages of the model, each of
         which has its own saver. `tell` is called with update and folder of a checkpoint that is on the disk, by the
         thread that calls this object."""
-        self._folder, self._section, self._tell = folder, section, tell
+        # absolute: the thread that writes must not depend on where the process is at that moment
+        self._folder, self._section, self._tell = folder.absolute(), section, tell
         self._pipeline_group = pipeline_group or Instances.alone()
         self._abandoned = threading.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="podium-checkpoint", initializer=stay_single)
