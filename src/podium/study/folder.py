@@ -24,7 +24,7 @@ from podium import __version__
 from podium.errors import UserError, system_reason, writing
 from podium.machine.bounded_files import append_regular, open_regular, read_mapping
 from podium.recipe.loading import Recipe, read_yaml, to_yaml
-from podium.runs.folder import Run, replace_file, write_json
+from podium.runs.folder import JOB, Run, replace_file, write_json
 from podium.study.definition import StudySection, study_from_tree
 from podium.study.records import Records, RunRecord, read_run_records
 from podium.ui.visible import visible
@@ -231,7 +231,11 @@ def check_free(path: Path) -> None:
     """Raise UserError where something else than a study is in the way."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file: choose another folder with --out")
-    if (path / "study.yaml").exists() or not path.is_dir() or all(child.name == ".lock" for child in path.iterdir()):
+    if (
+        (path / "study.yaml").exists()
+        or not path.is_dir()
+        or all(child.name in (".lock", JOB) for child in path.iterdir())
+    ):
         return
     # What a kill during its first second has left is no obstacle.
     if not (path / "study.json").exists() or (path / "runs.jsonl").exists():
