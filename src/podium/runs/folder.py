@@ -44,6 +44,10 @@ BIT_CONDITIONS = (
 )
 
 
+#: folder of a run or study that was submitted to a scheduler: its recipe, script and log (`podium.submit`)
+JOB = "job"
+
+
 @dataclass(frozen=True)
 class Run:
     """A run and its folder."""
@@ -164,7 +168,7 @@ def check_free(path: Path) -> None:
         raise UserError(f"{path} is a file: choose another folder with --out")
     if (path / "recipe.yaml").exists():
         raise UserError(f"{path} already holds a run: continue it with `podium resume {path}` or choose another --out")
-    if path.is_dir() and any(child.name != own_code.OBJECTS for child in path.iterdir()):
+    if path.is_dir() and any(child.name not in (own_code.OBJECTS, JOB) for child in path.iterdir()):
         raise UserError(f"{path} is not empty: choose another folder with --out")
 
 
@@ -186,9 +190,18 @@ def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Ru
         write_json(run.environment_file, {**environment, **observer_code.keep(path, recipe.log.observers)})
         replace_file(run.recipe_file, to_yaml(recipe.tree()).encode())
     except UserError:
-        shutil.rmtree(path, ignore_errors=True)  # it was empty or did not exist
+        _empty(path)
         raise
     return run
+
+
+def _empty(path: Path) -> None:
+    """Remove a folder that had nothing of a run in it; what a job has brought stays."""
+    for child in path.iterdir():
+        if child.name != JOB:
+            shutil.rmtree(child, ignore_errors=True) if child.is_dir() else child.unlink(missing_ok=True)
+    with suppress(OSError):
+        path.rmdir()
 
 
 def open_run(path: Path) -> Run:

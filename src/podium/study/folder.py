@@ -27,7 +27,7 @@ from podium.errors import UserError, system_reason, writing
 from podium.machine.bounded_files import open_regular, read_mapping
 from podium.machine.folder_lock import is_taken, only_here
 from podium.recipe.loading import Recipe, read_yaml, to_yaml
-from podium.runs.folder import Run, replace_file, write_json
+from podium.runs.folder import JOB, Run, replace_file, write_json
 from podium.study.definition import StudySection, study_from_tree
 from podium.study.records import Records, RunRecord, read_run_records
 from podium.ui.visible import visible
@@ -258,7 +258,7 @@ def check_free(path: Path) -> None:
     if (
         (path / "study.yaml").exists()
         or not path.is_dir()
-        or all(child.name.startswith(".lock") for child in path.iterdir())
+        or all(child.name == JOB or child.name.startswith(".lock") for child in path.iterdir())
     ):
         return
     # What a kill during its first second has left is no obstacle.
