@@ -1,0 +1,105 @@
+"""A pod of Kubernetes as a process of this machine with its own view of it: the user, the folders, the environment, the
+names of hosts and the network that its manifest says, and a root that cannot be written. By bubblewrap, without images.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+Tree = Mapping[str, Any]
+
+
+def missing_commands() -> list[str]:
+    return [name for name in ("bwrap", "ip") if shutil.which(name) is None]
+
+
+class Sandbox:
+    """The only container of a pod."""
+
+    def __init__(
+        self,
+        pod: Tree,
+        folder: Path,
+        network: str,
+        values: Mapping[tuple[str, str, str], str],
+        addresses: Mapping[str, str],
+    ) -> None:
+        """Start it in the network namespace `network`. `values`: by kind, name and key what ConfigMaps and Secrets
+        hold; `addresses`: those of hosts by their names."""
+        spec = pod["spec"]
+        (container,) = spec["containers"]
+        user = spec["securityContext"]
+        folder.mkdir()
+        self.log = folder / "log"
+        hosts = folder / "hosts"
+        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{ip} {name}\n" for name, ip in addresses.items()))
+        assert user["runAsNonRoot"] is True
+        assert user["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        root = "--ro-bind" if container["securityContext"]["readOnlyRootFilesystem"] else "--bind"
+        words = ["ip", "netns", "exec", network, "bwrap", "--unshare-user", "--unshare-pid", "--unshare-uts"]
+        words += ["--unshare-ipc", "--as-pid-1", "--die-with-parent", "--info-fd", "3"]
+        words += ["--uid", str(user["runAsUser"]), "--gid", str(user["runAsGroup"])]
+        words += ["--hostname", pod["metadata"]["name"], root, "/", "/", "--dev", "/dev", "--proc", "/proc"]
+        words += ["--tmpfs", "/etc/podium", *self._mounts(spec, container, folder, values)]
+        words += ["--ro-bind", str(hosts), "/etc/hosts", "--clearenv"]
+        for name, value in self._environment(container, values).items():
+            words += ["--setenv", name, value]
+        told, says = os.pipe()
+        with self.log.open("wb") as output:
+            self._process = subprocess.Popen(
+                ["sh", "-c", f'exec 3>&{says}; exec "$@"', "sh", *words, "--", *container["command"]],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(says,), cwd="/",
+            )  # fmt: skip
+        os.close(says)
+        with os.fdopen(told) as answer:
+            self._first = psutil.Process(json.loads(answer.read())["child-pid"])
+
+    @staticmethod
+    def _mounts(spec: Tree, container: Tree, folder: Path, values: Mapping[tuple[str, str, str], str]) -> list[str]:
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        words: list[str] = []
+        for mount in container["volumeMounts"]:
+            volume, path = volumes[mount["name"]], mount["mountPath"]
+            if "emptyDir" in volume:
+                words += ["--tmpfs", path]
+                continue
+            if "configMap" in volume:
+                source = folder / mount["name"]
+                source.mkdir()
+                for (kind, name, key), value in values.items():
+                    if (kind, name) == ("ConfigMap", volume["configMap"]["name"]):
+                        (source / key).write_text(value)
+            else:
+                source = Path(volume["hostPath"]["path"])
+            words += ["--ro-bind" if mount.get("readOnly") else "--bind", str(source), path]
+        return words
+
+    @staticmethod
+    def _environment(container: Tree, values: Mapping[tuple[str, str, str], str]) -> dict[str, str]:
+        found = {"PATH": os.environ["PATH"]}
+        for entry in container["env"]:
+            wanted = entry.get("valueFrom", {}).get("secretKeyRef")
+            found[entry["name"]] = values["Secret", wanted["name"], wanted["key"]] if wanted else entry["value"]
+        return found
+
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        with suppress(psutil.Error):
+            self._first.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """The first process of a process namespace takes all others with it."""
+        with suppress(psutil.Error):
+            self._first.kill()
+        self._process.wait()
