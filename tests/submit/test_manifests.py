@@ -203,7 +203,7 @@ def test_long_names_that_begin_alike_stay_different():
         ({"labels": {"a b": "c"}}, "a key of Kubernetes"),
         ({"runs": {"path": "runs", "claim": "a"}}, "from / on"),
         ({"runs": {"path": "/a:b", "claim": "a"}}, "without a colon"),
-        ({"runs": {"path": "/runs"}}, "expected claim, or folder"),
+        ({"runs": {"path": "/runs"}}, "a volume needs claim, or folder"),
         ({"runs": {"path": "/runs", "nfs": "-oProxyCommand=id", "folder": "/a"}}, "a host name"),
         ({"secrets": {"TOKEN": "value"}}, "wandb/api-key"),
         ({"user": 0}, "kubernetes.user"),

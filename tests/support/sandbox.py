@@ -21,6 +21,19 @@ def missing_commands() -> list[str]:
     return [name for name in ("bwrap", "ip") if shutil.which(name) is None]
 
 
+def _image() -> list[str]:
+    """What this machine has, in the place of an image: a root of its own, in which folders can be mounted."""
+    words: list[str] = []
+    for path in (*Path("/").iterdir(), *Path("/etc").iterdir()):
+        if path in (Path("/etc"), Path("/etc/hosts")) or path.name in ("dev", "proc", "tmp"):
+            continue
+        if path.is_symlink():
+            words += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir() or path.is_file():
+            words += ["--ro-bind", str(path), str(path)]
+    return words
+
+
 class Sandbox:
     """The only container of a pod."""
 
@@ -44,24 +57,29 @@ class Sandbox:
         assert user["runAsNonRoot"] is True
         assert user["seccompProfile"] == {"type": "RuntimeDefault"}
         assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
-        root = "--ro-bind" if container["securityContext"]["readOnlyRootFilesystem"] else "--bind"
+        told, says = os.pipe()
         words = ["ip", "netns", "exec", network, "bwrap", "--unshare-user", "--unshare-pid", "--unshare-uts"]
-        words += ["--unshare-ipc", "--as-pid-1", "--die-with-parent", "--info-fd", "3"]
+        words += ["--unshare-ipc", "--as-pid-1", "--die-with-parent", "--info-fd", str(says)]
         words += ["--uid", str(user["runAsUser"]), "--gid", str(user["runAsGroup"])]
-        words += ["--hostname", pod["metadata"]["name"], root, "/", "/", "--dev", "/dev", "--proc", "/proc"]
-        words += ["--tmpfs", "/etc/podium", *self._mounts(spec, container, folder, values)]
-        words += ["--ro-bind", str(hosts), "/etc/hosts", "--clearenv"]
+        words += ["--hostname", pod["metadata"]["name"], *_image(), "--dev", "/dev", "--proc", "/proc"]
+        words += [*self._mounts(spec, container, folder, values), "--ro-bind", str(hosts), "/etc/hosts", "--clearenv"]
+        words += ["--remount-ro", "/"] if container["securityContext"]["readOnlyRootFilesystem"] else []
         for name, value in self._environment(container, values).items():
             words += ["--setenv", name, value]
-        told, says = os.pipe()
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                ["sh", "-c", f'exec 3>&{says}; exec "$@"', "sh", *words, "--", *container["command"]],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(says,), cwd="/",
-            )  # fmt: skip
+                [*words, "--", *container["command"]],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(says,),
+                cwd="/",
+            )
         os.close(says)
         with os.fdopen(told) as answer:
-            self._first = psutil.Process(json.loads(answer.read())["child-pid"])
+            said = answer.read()
+        assert said, self.log.read_text()
+        self._first = psutil.Process(json.loads(said)["child-pid"])
 
     @staticmethod
     def _mounts(spec: Tree, container: Tree, folder: Path, values: Mapping[tuple[str, str, str], str]) -> list[str]:

@@ -42,17 +42,17 @@ def rehearse(target: TargetName, name: str, overrides: list[str], site: str | No
         num_updates = _TRIED
         tell("one instance, to see how long an update takes", 0)
         words = _trainable(folder / "first", name, words)
-        _, update_s, around_s = undisturbed(folder / "second", name, [*words, *quick_overrides(recipe, _TRIED)])
+        _, update_s = undisturbed(folder / "second", name, [*words, *quick_overrides(recipe, _TRIED)])
         num_updates = max(_FEWEST, min(_MOST, int(_SECONDS / max(update_s, 1e-4))))
         short = quick_overrides(recipe, num_updates, max(1, num_updates // _NUM_CHECKPOINTS))
         tell("one instance, undisturbed", 0)
-        expected, *_ = undisturbed(folder / "alone", name, [*words, *short])
+        expected, _ = undisturbed(folder / "alone", name, [*words, *short])
         small = load_recipe(name, [*words, *short])
         job = SmallJob(folder, small, known, Wishes(), num_hosts, per_host)
         job.write()
         stage = _stage(target, job)
         done = carry_out(stage, Run(job.run), num_updates, expected, tell)
-    _show(target, name, done, stage, num_hosts, per_host, num_updates, around_s)
+    _show(target, name, done, stage, num_hosts, per_host, num_updates)
     return done.good
 
 
@@ -101,27 +101,30 @@ def _show(
     updates: int,
     around_s: float,
 ) -> None:
-    rows = []
-    for one in done.outcomes:
-        found = one.found or f"update {one.reached}; {one.reached - one.saved} of them again; {one.lost_s:.1f} s"
-        rows.append([one.event, "survived" if one.good else "lost", found])
-    same = done.sha256 == done.undisturbed
-    rows.append(
+    rows = [
         [
-            "weights",
-            "the same" if same else "others",
-            f"{done.sha256[:16] or 'none'}, undisturbed {done.undisturbed[:16]}",
+            one.event,
+            "survives" if one.good else "is lost",
+            *([str(one.reached), str(one.reached - one.saved), f"{one.lost_s:.1f} s"] if one.good else ["", "", ""]),
         ]
-    )
+        for one in done.outcomes
+    ]
+    same = done.sha256 == done.undisturbed
+    rows.append(["weights at the end", "the same" if same else "others", done.sha256[:16] or "none", "", ""])
     hosts = "1 host" if num_hosts == 1 else f"{num_hosts} hosts"
     console.show_table(
         Table(
             f"{name} on {target}, rehearsed here: {hosts} × {per_host}, {updates} updates",
-            ["the job is / has", "", "at, and what it cost"],
+            ["what happens", "the job", "at update", "done again", "time lost"],
             rows,
             f"{len(EVENTS)} events in {done.total_s:.0f} s; "
             + ("ready to submit" if done.good else "not ready to submit"),
         )
     )
+    for one in done.outcomes:
+        if one.found:
+            console.out.print(f"{one.event}: {one.found}", markup=False, highlight=False)
+    if not same:
+        console.out.print(f"undisturbed weights: {done.undisturbed[:16]}", markup=False, highlight=False)
     for sentence in stage.not_rehearsed:
         console.out.print(f"not rehearsed: {sentence}", markup=False, highlight=False)

@@ -49,9 +49,9 @@ class Rehearsal:
         return all(one.good for one in self.outcomes) and self.sha256 == self.undisturbed != ""
 
 
-def undisturbed(folder: Path, name: str, overrides: list[str]) -> tuple[str, float, float]:
-    """Return the weights of a training on one instance, and the seconds of one update and of all that is around them;
-    raise UserError where it does not train."""
+def undisturbed(folder: Path, name: str, overrides: list[str]) -> tuple[str, float]:
+    """Return the weights of a training on one instance, and the seconds of one update; raise UserError where it
+    does not train."""
     folder.mkdir()
     trial = Trials(folder, name, overrides).train(1)
     if trial.problem:
@@ -59,7 +59,7 @@ def undisturbed(folder: Path, name: str, overrides: list[str]) -> tuple[str, flo
     summary = trial.run.summary()
     seconds = summary["seconds"]
     training_s = seconds["train"] + seconds["input_wait"] + seconds["communication"]
-    return trial.sha256, training_s / max(1, summary["updates"]), seconds["total"] - training_s
+    return trial.sha256, training_s / max(1, summary["updates"])
 
 
 def carry_out(
@@ -75,7 +75,7 @@ def carry_out(
         stage.begin()
         for number, event in enumerate(EVENTS, 1):
             at = number * num_updates // (len(EVENTS) + 1)
-            if not _until(stage, lambda at=at: _last_update(run) >= at, tell, f"before it is {event}", run):  # type: ignore[misc]
+            if not _until(stage, lambda at=at: _last_update(run) >= at, tell, f"next: {event}", run):  # type: ignore[misc]
                 outcomes.append(Outcome(event, False, found="the job ended before it"))
                 continue
             outcomes.append(_survived(stage, run, event, tell))
@@ -93,11 +93,11 @@ def _survived(stage: Stage, run: Run, event: Event, tell: Callable[[str, int], N
     starts, began = stage.starts, time.monotonic()
     stage.play(event)
     reached = _last_update(run)
-    if not _until(stage, lambda: stage.starts > starts, tell, f"{event}", run):
+    if not _until(stage, lambda: stage.starts > starts, tell, f"{event}, starting again", run):
         return Outcome(event, False, reached, found=stage.problem() or "it did not start again")
     saved = max((int(path.name.rpartition("-")[2]) for path in checkpoint_paths(run.checkpoints)), default=0)
     reached = max(reached, saved)
-    if not _until(stage, lambda: _last_update(run) > reached, tell, f"after it was {event}", run):
+    if not _until(stage, lambda: _last_update(run) > reached, tell, f"{event}, going on", run):
         return Outcome(event, False, reached, saved, found=stage.problem() or "it made no more progress")
     return Outcome(event, True, reached, saved, time.monotonic() - began)
 

@@ -47,10 +47,15 @@ class SmallJob:
 class Stage(Protocol):
     """A stand-in for a target, with one job."""
 
-    #: what is different here, in sentences
-    not_rehearsed: Sequence[str]
-    #: how often the instances were started
-    starts: int
+    @property
+    def not_rehearsed(self) -> Sequence[str]:
+        """What is different here, in sentences."""
+        ...
+
+    @property
+    def starts(self) -> int:
+        """How often the instances were started."""
+        ...
 
     def begin(self) -> None:
         """Start the job."""

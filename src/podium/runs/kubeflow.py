@@ -54,8 +54,8 @@ class KubeflowStatus:
             self._newest = dict(record)
             self._changed.notify()
 
-    def close(self) -> None:
-        """Send what is newest, and end."""
+    def close(self, failed: bool = False) -> None:
+        """Send what is newest, and end; that the training failed is told by its exit code."""
         with self._changed:
             self._ends = True
             self._changed.notify()

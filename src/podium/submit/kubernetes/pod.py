@@ -17,9 +17,11 @@ _RESTART_CODE = 143
 _PYTORCHJOB = f"""\
 export PODIUM_HOST_INDEX="${{RANK:-0}}"
 unset RANK WORLD_SIZE
+child="" heard=""
+trap 'heard=yes; [ -z "$child" ] || kill -TERM "$child"' TERM
 "$@" &
 child=$!
-trap 'kill -TERM "$child"' TERM
+[ -z "$heard" ] || kill -TERM "$child"
 code=0
 wait "$child" || code=$?
 while kill -0 "$child" 2>/dev/null; do

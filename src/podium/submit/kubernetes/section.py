@@ -28,9 +28,9 @@ class VolumeSection(Section):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if self.claim is None and self.folder is None:
-            raise ValueError("expected claim, or folder (of the node, or with nfs of a server)")
+            raise ValueError("kubernetes: a volume needs claim, or folder (of the node, or with nfs of a server)")
         if self.claim is not None and self.nfs is not None:
-            raise ValueError("claim and nfs cannot go together")
+            raise ValueError("kubernetes: claim and nfs of a volume cannot go together")
         return self
 
 
