@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from podium import __version__
-from podium.cli import looking, measuring, results, training
+from podium.cli import comparing, looking, measuring, results, training
 from podium.cli.data import data_app
 from podium.cli.study import study_app
 from podium.errors import PodiumError, UserError
@@ -35,6 +35,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (training.train, training.resume, training.extend, training.topology),
     "Measure and predict": (measuring.tune, measuring.plan, measuring.profile, measuring.check),
     "Use what was trained": (results.validate, results.predict, results.export, results.average),
+    "Compare runs": (comparing.report,),
     "Look around": (looking.recipes, looking.workloads, looking.new, looking.show, looking.doctor),
 }
 for _panel, _commands in _COMMANDS.items():
@@ -81,7 +82,7 @@ def _version(asked: bool) -> None:
 
 
 #: commands that do without torch
-_LIGHT = ("show", "recipes", "data", "doctor", "study")
+_LIGHT = ("show", "recipes", "data", "doctor", "study", "report", "compare", "runs", "board")
 
 
 @app.callback()
