@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from podium.errors import UserError
-from podium.report.page import Comparison, StudyFacts, compare, write_report
+from podium.report.page import Comparison, StudyView, compare, write_report
 from podium.report.reading import find_runs, names_of, read_runs
 from podium.report.solution import Target, parse_target, recommendation
 from podium.report.tables import solution_table
@@ -45,13 +45,11 @@ def compared(paths: Sequence[Path], target: str | None = None) -> tuple[Comparis
     if wanted is None and study.target is not None:
         wanted = Target(study.metric, study.target, study.less_is_better)
     facts = folder.facts()
-    states = {name: records[number].state for number, name in _numbers(folder, records).items() if number in records}
-    spent = float(facts.get("seconds") or 0.0)
-    command = shlex.join(str(word) for word in facts.get("command") or [])
-    note = f"study by {study.method} of {visible(study.metric)}, {clock_text(spent)} of work: {command}"
-    shares = facts.get("importances")
-    importances = {str(key): float(share) for key, share in shares.items()} if isinstance(shares, dict) else {}
-    found = StudyFacts([key for key in study.values if key != "seed"], importances, note, states)
+    states = {name: records[number].state for number, name in _numbers(folder).items() if number in records}
+    note = f"study by {study.method} of {visible(study.metric)}, {clock_text(facts.seconds)} of work"
+    if facts.command:
+        note += f": {shlex.join(facts.command)}"
+    found = StudyView([key for key in study.values if key != "seed"], facts.importances, note, states)
     return compare(runs, wanted, found, study.metric, study.less_is_better), title
 
 
@@ -61,7 +59,7 @@ def _study(paths: Sequence[Path]) -> StudyFolder | None:
     return open_study(paths[0])
 
 
-def _numbers(folder: StudyFolder, records: Sequence[int] | object) -> dict[int, str]:
+def _numbers(folder: StudyFolder) -> dict[int, str]:
     """Return the names under which the runs of a study are shown, by their number."""
     paths = [run.path for run in find_runs([folder.path])]
     return {int(path.name): name for path, name in zip(paths, names_of(paths), strict=True) if path.name.isdecimal()}

@@ -31,7 +31,7 @@ _NOT_VARIED = ("log.", "launch.", "checkpoint.keep", "checkpoint.every", "batch.
 
 
 @dataclass(frozen=True)
-class StudyFacts:
+class StudyView:
     """What a study knows beyond its runs."""
 
     keys: list[str]
@@ -53,7 +53,7 @@ class Comparison:
     metric: str | None
     less_is_better: bool
     target: Target | None
-    study: StudyFacts | None = None
+    study: StudyView | None = None
 
     @property
     def solutions(self) -> list[Solution]:
@@ -81,7 +81,7 @@ class Comparison:
         )
 
 
-def compare(runs: list[RunFacts], target: Target | None = None, study: StudyFacts | None = None,
+def compare(runs: list[RunFacts], target: Target | None = None, study: StudyView | None = None,
             metric: str | None = None, less: bool | None = None) -> Comparison:  # fmt: skip
     """Return the comparison of runs by a metric: that of the target, else that by which they choose checkpoints."""
     known = [name for name in metric_names(runs) if name.startswith(("valid/", "train/"))]
