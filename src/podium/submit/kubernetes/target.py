@@ -13,7 +13,7 @@ from podium.submit.kubernetes.job import Pods, check_section, plan_pods
 from podium.submit.kubernetes.manifests import API_VERSION, KIND, as_yaml, manifests
 from podium.submit.kubernetes.pod import CONTAINER, labels, selector
 from podium.submit.kubernetes.states import job_state, pod_lines, times_started_again
-from podium.submit.records import JobRecord, free_name, now
+from podium.submit.records import JobRecord, check_name, free_name, now
 from podium.submit.target import Prepared, Request, Status
 from podium.workloads.registry import is_own_file
 
@@ -105,6 +105,9 @@ def create_all(cluster: Cluster, objects: list[Tree]) -> None:
 
 def _planned(request: Request, name: str | None = None) -> tuple[Pods, list[Tree]]:
     site, wishes = request.site, request.wishes
+    if wishes.requeues is not None:
+        section = site.kubernetes.model_copy(update={"requeues": wishes.requeues})
+        site = site.model_copy(update={"kubernetes": section})
     if request.kind == "study":
         raise UserError("studies cannot be handed to Kubernetes yet: submit their runs one by one, or use slurm")
     if site.container is None:
@@ -115,9 +118,10 @@ def _planned(request: Request, name: str | None = None) -> tuple[Pods, list[Tree
             f"{own[0]} is a file of this machine: put it into the image and name it as package.module:Class, which "
             "pods can import"
         )
-    wanted = name or (PurePosixPath(wishes.out).name if wishes.out else free_name(request.what, set()))
+    if name is None:
+        name = check_name(PurePosixPath(wishes.out).name) if wishes.out else free_name(request.what, set())
     pods = plan_pods(
-        wanted,
+        name,
         request.recipe,
         site,
         pods=wishes.nodes[1] if wishes.nodes else None,
