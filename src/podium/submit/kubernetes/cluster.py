@@ -44,8 +44,10 @@ class Cluster:
                 config.load_incluster_config(client_configuration=configuration)
                 given = None
             else:
-                config.load_kube_config(context=context, client_configuration=configuration)
-                given = _namespace_of(config, context)
+                # The client itself looks at this variable only when it is loaded.
+                file = os.environ.get("KUBECONFIG")
+                config.load_kube_config(file, context=context, client_configuration=configuration)
+                given = _namespace_of(config.list_kube_config_contexts(file), context)
         except config.ConfigException as error:
             raise UserError(f"no cluster is configured for kubectl here: {_first_line(error)}") from None
         configuration.retries = False
@@ -161,8 +163,8 @@ def _first_line(error: object) -> str:
     return lines[0][:500] if lines else type(error).__name__
 
 
-def _namespace_of(config: Any, context: str | None) -> str | None:
-    contexts, current = config.list_kube_config_contexts()
+def _namespace_of(known: tuple[list[Tree], Tree], context: str | None) -> str | None:
+    contexts, current = known
     found = next((one for one in contexts if one["name"] == context), current)
     namespace: str | None = found.get("context", {}).get("namespace")
     return namespace
