@@ -1,5 +1,6 @@
 """`podium submit` and the commands about jobs. Loads nothing heavy: the work is in `commands/submit.py`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -153,3 +154,32 @@ def _seconds(text: str | None) -> float | None:
     except (ValueError, KeyError, OverflowError):
         pass
     raise UserError(f"--time {text[:80]}: expected a time such as 2:00:00, 90m, 12h or 2d")
+
+
+attempt_app = typer.Typer(help="What batch scripts ask before and after they start instances.", hidden=True)
+Folder = Annotated[Path, typer.Argument()]
+NodeNames = Annotated[str, typer.Option(help="Nodes of the allocation, divided by commas or spaces.")]
+
+
+@attempt_app.command("begin")
+def begin(job: Folder, run: Folder, nodes: NodeNames) -> None:
+    """Say how many instances to start, and where."""
+    from podium.commands.attempt import begin
+
+    begin(job, run, nodes.replace(",", " ").split())
+
+
+@attempt_app.command("end")
+def end(job: Folder, run: Folder, code: Annotated[int, typer.Argument()], nodes: NodeNames) -> None:
+    """Say what follows."""
+    from podium.commands.attempt import end
+
+    end(job, run, code, nodes.replace(",", " ").split())
+
+
+@attempt_app.command("collect")
+def collect(study: Folder) -> None:
+    """Take in the runs of a study that have ended."""
+    from podium.commands.attempt import collect
+
+    collect(study)
