@@ -50,7 +50,8 @@ def test_scripts_pass_shellcheck_and_carry_every_word_as_it_was(kind, array, she
     text = batch_script("Trains", site, shape, podium, f"/runs/{HOSTILE}", array=array, requeues=3)
     script = tmp_path / "batch.sh"
     script.write_text(text)
-    checked = subprocess.run([*shellcheck, script], capture_output=True, text=True)
+    # what a hostile name holds looks as if it was meant to be expanded
+    checked = subprocess.run([*shellcheck, "--exclude=SC2016", script], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
     settings = text.partition("# Signals")[0].replace("module load", ": module")
     shown = subprocess.run(

@@ -183,3 +183,39 @@ def collect(study: Folder) -> None:
     from podium.commands.attempt import collect
 
     collect(study)
+
+
+on_host_app = typer.Typer(help="What `podium submit ssh` asks on every host.", hidden=True)
+Host = Annotated[str, typer.Argument()]
+
+
+@on_host_app.command("check")
+def check(run: Folder, host: Host) -> None:
+    """Say what must fit before a training starts here."""
+    from podium.commands.on_host import check
+
+    check()
+
+
+@on_host_app.command("start")
+def start(run: Folder, host: Host) -> None:
+    """Start this host's part of a run."""
+    from podium.commands.on_host import start
+
+    start(run, host)
+
+
+@on_host_app.command("state")
+def state(run: Folder, host: Host) -> None:
+    """Say whether this host's part is there."""
+    from podium.commands.on_host import state
+
+    state(run, host)
+
+
+@on_host_app.command("stop")
+def stop(run: Folder, host: Host) -> None:
+    """Have this host's part save and end."""
+    from podium.commands.on_host import stop
+
+    stop(run, host)
