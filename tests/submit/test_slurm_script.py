@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import pytest
 
 from podium.errors import UserError
 from podium.recipe.loading import load_recipe
+from podium.recipe.reading import read_yaml
 from podium.runs.folder import JOB
+from podium.study.definition import check_values, study_from_tree
 from podium.submit.site import load_site, read_site
 from podium.submit.slurm.script import batch_script
 from podium.submit.slurm.shape import find_shape
+from podium.submit.slurm.studies import begin_study
 from podium.submit.slurm.target import SlurmTarget
 from podium.submit.target import Request, Wishes
 from tests.support.processes import assert_user_error, podium_here, run_files
@@ -105,7 +109,7 @@ def test_secrets_that_are_not_set_are_named_and_nothing_is_left(tmp_path, monkey
 def test_the_time_before_the_end_at_which_a_job_saves_suits_short_jobs():
     recipe, site = load_recipe("neuron/quick"), load_site("cpu_cluster", "slurm")
     leads = {time: find_shape(recipe, site, Wishes(time_s=time)).lead_s for time in (30.0, 60.0, 240.0, 7200.0)}
-    assert leads == {30.0: 15, 60.0: 15, 240.0: 60, 7200.0: 120}
+    assert leads == {30.0: 10, 60.0: 10, 240.0: 40, 7200.0: 120}
 
 
 def test_threads_are_settled_when_a_job_is_submitted_so_that_its_bits_do_not_depend_on_the_node(tmp_path, monkeypatch):
@@ -127,3 +131,34 @@ def test_a_title_cannot_leave_its_comment(tmp_path, monkeypatch):
     assert lines[1].startswith("# Trains mnist workload.data.path=a")
     assert not any(line.startswith("touch") for line in lines)
     assert shlex.split(lines[1], comments=True) == []
+
+
+def test_a_study_becomes_an_array_whose_ended_runs_are_taken_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "recipe: mnist\nset: {workload.data.source: generated}\nvalues: {optim.lr: [1.0e-3, 2.0e-3]}\nmethod: grid\n"
+    (tmp_path / "study.yaml").write_text(text)
+    dry = podium_here("submit", "slurm", "study", "study.yaml", "--out", "sweep", "--at-once", 1, "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert "--array=0-1%1" in dry.stdout
+    assert "attempt collect" in dry.stdout
+    assert not (tmp_path / "sweep").exists()
+    study = study_from_tree(read_yaml(Path("study.yaml")), "study.yaml", Path())
+    request = Request("study", "study.yaml", (), check_values(study), load_site(None, "slurm"), Wishes())
+    begin_study(request, tmp_path / "sweep")
+    files = run_files(tmp_path / "sweep")
+    assert {"recipes/0000.yaml", "recipes/0001.yaml", "job/0000", "job/0001", "study.yaml"} <= set(files)
+
+    run = tmp_path / "sweep" / "runs" / "0001"
+    run.mkdir(parents=True)
+    shutil.copy(tmp_path / "sweep" / "recipes" / "0001.yaml", run / "recipe.yaml")
+    (run / "summary.json").write_text(
+        json.dumps({"state": "done", "updates": 4, "weights_sha256": "ab", "valid": {"last": {}, "best": {}}})
+    )
+    (run / "metrics.jsonl").write_text('{"update": 4, "epoch": 1.0, "samples": 4, "valid/loss": 0.5}\n')
+    assert podium_here("attempt", "collect", "sweep").returncode == 0
+    table = (tmp_path / "sweep" / "table.csv").read_text().splitlines()
+    assert table[1].startswith("0,waiting,")
+    assert table[2].startswith("1,finished,")
+
+    (tmp_path / "study.yaml").write_text(text.replace("grid", "tpe") + "budget: {runs: 4}\n")
+    assert_user_error(podium_here("submit", "slurm", "study", "study.yaml"), "with tpe, runs are chosen by the results")

@@ -37,26 +37,27 @@ while :; do
     done) exit 0 ;;
     *) exit 3 ;;
     esac
-    # srun ends its tasks when it hears TERM itself; they have had the signal already, and time to save.
-    srun "${{answer[@]:1}}" {srun} "${{bind[@]}}" "${{podium[@]}}" "${{words[@]}}" &
-    step=$!
-    [ -z "$heard" ] || kill -USR1 "$step"
-    again=yes code=3
-    while [ -n "$again" ]; do
-        heard=""
-        wait "$step"
-        ended=$?
-        again=$heard
-        [ "$ended" -eq 127 ] || code=$ended
-    done
+    code=75   # asked to stop before anything was started
+    if [ -z "$heard" ]; then
+        srun "${{answer[@]:1}}" {srun} "${{bind[@]}}" "${{podium[@]}}" "${{words[@]}}" &
+        step=$!
+        again=yes
+        while [ -n "$again" ]; do   # a signal ends `wait`, not the step
+            heard=""
+            wait "$step"
+            ended=$?
+            again=$heard
+            [ "$ended" -eq 127 ] || code=$ended
+        done
+    fi
     step=""
     state=$(squeue -h -j "$SLURM_JOB_ID" -o %T 2>/dev/null)
 
     # What follows: 0, 2 and 3 are final; 75 goes back into the queue; lost instances start again.
     mapfile -t answer < <("${{podium[@]}}" attempt end "$job" "$run" "$code" --nodes "$nodes")
 {collect}    case ${{answer[0]-}} in
-    again) [ "$state" = RUNNING ] && continue ;;
-    requeue) [ "$state" = RUNNING ] && break ;;
+    again) [ "$state" = COMPLETING ] || continue ;;
+    requeue) [ "$state" = COMPLETING ] || break ;;
     *) exit "${{answer[1]-$code}}" ;;
     esac
     exit "$code"   # somebody has ended the job: what is saved can be continued with `podium resume`

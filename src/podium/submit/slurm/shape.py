@@ -45,7 +45,7 @@ def find_shape(recipe: Recipe, site: Site, wishes: Wishes) -> Shape:
         raise UserError(f"{nodes[1]} × {per_node} instances are more than the {site.max_instances} of the site")
     cores = threads or (max(1, site.node.cores // per_node) if site.node.cores else 1)
     time_s = wishes.time_s or site.slurm.time
-    lead = int(min(site.slurm.save_before_end, max(1, math.ceil(time_s / 60)) * 60 / 4))
+    lead = int(min(site.slurm.save_before_end, max(1, math.ceil(time_s / 60)) * 60 / 6))
     devices = min(per_node, site.node.devices)
     return Shape(nodes, per_node, cores, devices, threads or cores, time_s, lead)
 
