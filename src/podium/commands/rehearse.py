@@ -99,7 +99,6 @@ def _show(
     num_hosts: int,
     per_host: int,
     updates: int,
-    around_s: float,
 ) -> None:
     rows = [
         [
