@@ -31,7 +31,7 @@ class LocalReplicas:
         device: torch.device,
         loss_scale: LossScale,
     ) -> None:
-        self._workload, self._numbers, self._seed = workload, numbers, seed
+        self._workload, self.numbers, self._seed = workload, numbers, seed
         self._buffers, self._device, self._loss_scale = list(buffers), device, loss_scale
         self.num, self.num_micro_batches = len(numbers), num_micro_batches
         #: losses that the host has not read yet
@@ -60,7 +60,7 @@ class LocalReplicas:
 
     def enter(self, slot: int, index: int) -> None:
         """Seed torch for a micro-batch, whose random numbers depend only on its update, replica and index."""
-        enter_micro_batch(self._device, self._seed, MicroBatch(self._update, self._numbers[slot], index))
+        enter_micro_batch(self._device, self._seed, MicroBatch(self._update, self.numbers[slot], index))
 
     def forward(self, model: nn.Module, slot: int, index: int) -> Loss:
         """Run the forward pass of a micro-batch."""
