@@ -137,7 +137,8 @@ def check_equal_blocks(num_replicas: int, num_instances: int) -> None:
         possible = [str(count) for count in range(1, num_replicas + 1) if num_replicas % count == 0]
         raise UserError(
             "parallel.shard=parameters needs equally many replicas on all instances, which do every micro-batch "
-            f"together: {num_instances} instances cannot carry {num_replicas} replicas (possible: {', '.join(possible)})"
+            f"together: {num_instances} instances cannot carry {num_replicas} replicas "
+            f"(possible: {', '.join(possible)})"
         )
 
 
