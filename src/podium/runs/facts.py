@@ -74,6 +74,7 @@ class _Summary(_Facts):
     valid: _Valid | None = None
     average: dict[str, _Number] = {}
     seconds: dict[str, Annotated[float, Field(ge=0, lt=1e12)]] = {}
+    energy: dict[str, Annotated[float, Field(ge=0, lt=1e15)]] = {}
     topology: _Topology | None = None
     weights_sha256: str | None = None
     recipe_sha256: str | None = None

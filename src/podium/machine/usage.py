@@ -1,0 +1,104 @@
+"""How busy a machine is: processor, memory, disk, network, accelerator, power and energy, each measured or unknown.
+
+A figure that cannot be measured is left out of `values`, and `unknown` says why; nothing here is an estimate.
+"""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from podium.machine.accelerator import FIGURES as ACCELERATOR_FIGURES
+from podium.machine.accelerator import Accelerator
+from podium.machine.energy import POWERCAP, ProcessorEnergy
+from podium.machine.memory import host_bytes
+
+#: of the whole host, whoever uses it
+HOST_FIGURES = (
+    "cpu_percent",
+    "memory_bytes",
+    "disk_read_bytes_per_s",
+    "disk_write_bytes_per_s",
+    "network_received_bytes_per_s",
+    "network_sent_bytes_per_s",
+    "power_w",
+    "energy_j",
+)
+PROCESS_FIGURES = ("process_cpu_percent", "process_memory_bytes")
+FIGURES = (*HOST_FIGURES, *PROCESS_FIGURES, *ACCELERATOR_FIGURES)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Figures of one moment, and of the time since the last one."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    #: by name, why a figure is missing
+    unknown: dict[str, str] = field(default_factory=dict)
+
+
+class UsageMeter:
+    """Measures what this process and, where `host` is true, its whole host use."""
+
+    def __init__(self, *, host: bool = True, accelerator: Accelerator | None = None, powercap: Path = POWERCAP) -> None:
+        self._process = psutil.Process()
+        self._accelerator = accelerator or Accelerator(None)
+        self._energy = ProcessorEnergy(powercap) if host else None
+        self._before = self._counters()
+
+    def read(self) -> Reading:
+        """Measure now; rates are means since the last call."""
+        before, now = self._before, self._counters()
+        self._before = now
+        took = max(1e-9, now["time"] - before["time"])
+
+        def rate(name: str) -> float:
+            return max(0.0, now[name] - before[name]) / took
+
+        values = {
+            "process_cpu_percent": 100 * rate("process_cpu"),
+            "process_memory_bytes": float(self._process.memory_info().rss),
+            **self._accelerator.read(),
+        }
+        unknown = dict(self._accelerator.unknown)
+        if self._energy is None:
+            return Reading(
+                values, {**unknown, **dict.fromkeys(HOST_FIGURES, "the first instance of the host measures it")}
+            )
+        if now["cpu_total"] > before["cpu_total"]:
+            busy = (now["cpu_busy"] - before["cpu_busy"]) / (now["cpu_total"] - before["cpu_total"])
+            values["cpu_percent"] = 100 * min(1.0, max(0.0, busy))
+        total, available = host_bytes()
+        values["memory_bytes"] = float(total - available)
+        for name in HOST_FIGURES:
+            if name.startswith(("disk_", "network_")):
+                if name in now and name in before:
+                    values[name] = rate(name)
+                else:
+                    unknown[name] = "the system counts none"
+        if "energy" in now and "energy" in before:
+            values["energy_j"], values["power_w"] = now["energy"], rate("energy")
+        else:
+            unknown |= dict.fromkeys(("power_w", "energy_j"), self._energy.unknown)
+        return Reading(values, unknown)
+
+    def _counters(self) -> dict[str, float]:
+        """Return everything that only grows."""
+        counters = {"time": time.perf_counter(), "process_cpu": time.process_time()}
+        if self._energy is None:
+            return counters
+        cpu = psutil.cpu_times()
+        idle = cpu.idle + getattr(cpu, "iowait", 0.0)
+        total = sum(cpu) - getattr(cpu, "guest", 0.0) - getattr(cpu, "guest_nice", 0.0)  # guests are in user already
+        counters |= {"cpu_total": total, "cpu_busy": total - idle}
+        disk = psutil.disk_io_counters()
+        if disk is not None:
+            counters |= {"disk_read_bytes_per_s": disk.read_bytes, "disk_write_bytes_per_s": disk.write_bytes}
+        network = [count for name, count in psutil.net_io_counters(pernic=True).items() if name != "lo"]
+        if network:
+            counters["network_received_bytes_per_s"] = sum(count.bytes_recv for count in network)
+            counters["network_sent_bytes_per_s"] = sum(count.bytes_sent for count in network)
+        if (joules := self._energy.joules()) is not None:
+            counters["energy"] = joules
+        return counters
