@@ -35,7 +35,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (training.train, training.resume, training.extend, training.topology),
     "Measure and predict": (measuring.tune, measuring.plan, measuring.profile, measuring.check),
     "Use what was trained": (results.validate, results.predict, results.export, results.average),
-    "Look around": (looking.recipes, looking.workloads, looking.new, looking.show, looking.doctor),
+    "Look around": (looking.recipes, looking.workloads, looking.new, looking.show, looking.monitor, looking.doctor),
 }
 for _panel, _commands in _COMMANDS.items():
     for _command in _commands:
@@ -81,7 +81,7 @@ def _version(asked: bool) -> None:
 
 
 #: commands that do without torch
-_LIGHT = ("show", "recipes", "data", "doctor", "study")
+_LIGHT = ("show", "recipes", "data", "doctor", "study", "monitor")
 
 
 @app.callback()

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from podium.cli.options import Overrides
+from podium.cli.options import Overrides, RunFolder
 
 
 def recipes(
@@ -44,6 +44,14 @@ def show(
     from podium.commands.show import show
 
     show(recipe, overrides or [])
+
+
+def monitor(run: RunFolder) -> None:
+    """Watch a training from another terminal or host: curves, rates, who waits for whom, its log. q ends it."""
+    from podium.commands.monitor import monitor
+    from podium.runs.folder import open_run
+
+    monitor(open_run(run))
 
 
 def doctor() -> None:

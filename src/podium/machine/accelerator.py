@@ -24,7 +24,7 @@ class Accelerator:
         self._library = library
         self._start_mj: int | None = None
         if uuid is None:
-            self._give_up("the training runs on no accelerator that NVML knows")
+            self._give_up("the training uses no accelerator that NVML knows")
             return
         try:
             self._library = library or importlib.import_module("pynvml")

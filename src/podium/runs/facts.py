@@ -136,7 +136,7 @@ def iterate_records(path: Path) -> Iterator[Record]:
                 whole = line.endswith(b"\n")
                 if not whole and len(line) <= _LINE_BYTES:  # the end of the file
                     return
-                record = _record(line) if whole else None
+                record = parse_record(line) if whole else None
                 if record is None:
                     raise UserError(
                         f"{path} is damaged: line {number} is no record of metrics; remove that line, or move the file "
@@ -162,7 +162,7 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def _record(line: bytes) -> Record | None:
+def parse_record(line: bytes) -> Record | None:
     try:
         record = parse_mapping(line)
     except ValueError:
