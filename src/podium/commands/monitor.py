@@ -32,6 +32,18 @@ def monitor(run: Run) -> None:
     console.say(_farewell(run, view))
 
 
+def serve(run: Run, port: int = 0) -> None:
+    """Show a run to browsers on this machine until Ctrl-C."""
+    from podium.monitor.web import WebView
+
+    view = WebView(Watcher(run), port)
+    console.out.print(view.address, soft_wrap=True)
+    sys.stdout.flush()
+    console.say("open this address in a browser on this machine; Ctrl-C ends the page, not the run")
+    with suppress(KeyboardInterrupt):
+        view.serve()
+
+
 def _show(watcher: Watcher, view: View) -> View:
     with Live(console=console.out, screen=True, auto_refresh=False) as live:
         try:
