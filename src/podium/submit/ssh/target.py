@@ -1,0 +1,31 @@
+"""Hosts that ssh reaches as a target."""
+
+from collections.abc import Iterator
+
+from podium.errors import UserError
+from podium.submit.records import JobRecord
+from podium.submit.target import Prepared, Request, Status
+
+
+class SshTarget:
+    """Jobs on hosts that ssh reaches."""
+
+    def prepare(self, request: Request) -> Prepared:
+        """Check the hosts."""
+        raise UserError("jobs by ssh are not available yet")
+
+    def submit(self, request: Request, prepared: Prepared) -> JobRecord:
+        """Start the instances."""
+        raise UserError("jobs by ssh are not available yet")
+
+    def status(self, job: JobRecord) -> Status:
+        """Return how a job is doing."""
+        raise UserError("jobs by ssh are not available yet")
+
+    def logs(self, job: JobRecord, *, follow: bool) -> Iterator[bytes]:
+        """Yield what a job has printed."""
+        raise UserError("jobs by ssh are not available yet")
+
+    def cancel(self, job: JobRecord) -> None:
+        """Have a job save and end."""
+        raise UserError("jobs by ssh are not available yet")
