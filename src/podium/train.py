@@ -134,9 +134,8 @@ def resume(
 def _has_told(run: Run, instances: Instances, total: int) -> bool:
     """Return whether the summary says that all updates are done; that of a run whose disk was full may not."""
     summary = run.summary()
-    return bool(
-        broadcast_facts(instances, {"done": (summary.get("state"), summary.get("updates")) == ("done", total)})["done"]
-    )
+    told = (summary.get("state"), summary.get("updates")) == ("done", total)
+    return bool(broadcast_facts(instances, {"done": told})["done"])
 
 
 def _train(run: Run, training: Training, clock: Clock, stop: StopRequest) -> Run:
@@ -232,7 +231,6 @@ def _loop(
             record_due = valid_due or save_due or update % per_call == 0
             if not (record_due or stopping):
                 continue
-
             progress.pending.extend(engine.collect())  # waits for the device
             check_finite(progress.pending, update)
             if record_due:
