@@ -175,3 +175,16 @@ def test_only_one_instance_of_a_host_measures_the_host():
     reading = UsageMeter(host=False).read()
     assert reading.values.keys() == {"process_cpu_percent", "process_memory_bytes"}
     assert {reading.unknown[name] for name in HOST_FIGURES} == {"the first instance of the host measures it"}
+
+
+def test_a_system_that_keeps_things_to_itself_leaves_them_unknown(monkeypatch):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError("not in this container")
+
+    for name in ("cpu_times", "disk_io_counters", "net_io_counters"):
+        monkeypatch.setattr(f"psutil.{name}", refuse)
+    meter = UsageMeter()
+    reading = meter.read()
+    assert reading.values.keys() >= {"memory_bytes", "process_cpu_percent"}
+    for name in ("cpu_percent", "disk_read_bytes_per_s", "network_sent_bytes_per_s"):
+        assert reading.unknown[name] == "the system does not tell"

@@ -4,6 +4,7 @@ A figure that cannot be measured is left out of `values`, and `unknown` says why
 """
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,17 @@ HOST_FIGURES = (
     "energy_j",
 )
 PROCESS_FIGURES = ("process_cpu_percent", "process_memory_bytes")
+#: figures that are rates of a counter, and what they are multiplied by
+_RATES = {
+    "process_cpu_percent": 100.0,
+    "disk_read_bytes_per_s": 1.0,
+    "disk_write_bytes_per_s": 1.0,
+    "network_received_bytes_per_s": 1.0,
+    "network_sent_bytes_per_s": 1.0,
+    "power_w": 1.0,
+}
+#: what is raised where the system keeps something to itself, as in some containers
+_NOT_OFFERED = (OSError, RuntimeError, ValueError, NotImplementedError, AttributeError, psutil.Error)
 FIGURES = (*HOST_FIGURES, *PROCESS_FIGURES, *ACCELERATOR_FIGURES)
 
 
@@ -52,53 +64,55 @@ class UsageMeter:
         before, now = self._before, self._counters()
         self._before = now
         took = max(1e-9, now["time"] - before["time"])
-
-        def rate(name: str) -> float:
-            return max(0.0, now[name] - before[name]) / took
-
-        values = {
-            "process_cpu_percent": 100 * rate("process_cpu"),
-            "process_memory_bytes": float(self._process.memory_info().rss),
-            **self._accelerator.read(),
-        }
+        values = {**_memory_of(self._process), **self._accelerator.read()}
         unknown = dict(self._accelerator.unknown)
+        for name in _RATES:
+            if name in now and name in before:
+                values[name] = _RATES[name] * max(0.0, now[name] - before[name]) / took
         if self._energy is None:
-            return Reading(
-                values, {**unknown, **dict.fromkeys(HOST_FIGURES, "the first instance of the host measures it")}
-            )
-        if now["cpu_total"] > before["cpu_total"]:
+            unknown |= dict.fromkeys(HOST_FIGURES, "the first instance of the host measures it")
+            return Reading(values, unknown)
+        if "cpu_total" in now and now["cpu_total"] > before.get("cpu_total", now["cpu_total"]):
             busy = (now["cpu_busy"] - before["cpu_busy"]) / (now["cpu_total"] - before["cpu_total"])
             values["cpu_percent"] = 100 * min(1.0, max(0.0, busy))
-        total, available = host_bytes()
-        values["memory_bytes"] = float(total - available)
-        for name in HOST_FIGURES:
-            if name.startswith(("disk_", "network_")):
-                if name in now and name in before:
-                    values[name] = rate(name)
-                else:
-                    unknown[name] = "the system counts none"
-        if "energy" in now and "energy" in before:
-            values["energy_j"], values["power_w"] = now["energy"], rate("energy")
-        else:
-            unknown |= dict.fromkeys(("power_w", "energy_j"), self._energy.unknown)
+        with suppress(*_NOT_OFFERED):
+            total, available = host_bytes()
+            values["memory_bytes"] = float(total - available)
+        if "power_w" in now:
+            values["energy_j"] = now["power_w"]
+        for name in (*HOST_FIGURES, *PROCESS_FIGURES):
+            if name not in values:
+                reason = self._energy.unknown if name in ("power_w", "energy_j") else ""
+                unknown[name] = reason or "the system does not tell"
         return Reading(values, unknown)
 
     def _counters(self) -> dict[str, float]:
-        """Return everything that only grows."""
-        counters = {"time": time.perf_counter(), "process_cpu": time.process_time()}
+        """Return everything that only grows, by the name of the figure whose rate it has."""
+        counters = {"time": time.perf_counter(), "process_cpu_percent": time.process_time()}
         if self._energy is None:
             return counters
-        cpu = psutil.cpu_times()
-        idle = cpu.idle + getattr(cpu, "iowait", 0.0)
-        total = sum(cpu) - getattr(cpu, "guest", 0.0) - getattr(cpu, "guest_nice", 0.0)  # guests are in user already
-        counters |= {"cpu_total": total, "cpu_busy": total - idle}
-        disk = psutil.disk_io_counters()
-        if disk is not None:
-            counters |= {"disk_read_bytes_per_s": disk.read_bytes, "disk_write_bytes_per_s": disk.write_bytes}
-        network = [count for name, count in psutil.net_io_counters(pernic=True).items() if name != "lo"]
-        if network:
-            counters["network_received_bytes_per_s"] = sum(count.bytes_recv for count in network)
-            counters["network_sent_bytes_per_s"] = sum(count.bytes_sent for count in network)
+        with suppress(*_NOT_OFFERED):
+            cpu = psutil.cpu_times()
+            idle = cpu.idle + getattr(cpu, "iowait", 0.0)
+            total = (
+                sum(cpu) - getattr(cpu, "guest", 0.0) - getattr(cpu, "guest_nice", 0.0)
+            )  # guests are in user already
+            counters |= {"cpu_total": total, "cpu_busy": total - idle}
+        with suppress(*_NOT_OFFERED):
+            disk = psutil.disk_io_counters()
+            if disk is not None:
+                counters |= {"disk_read_bytes_per_s": disk.read_bytes, "disk_write_bytes_per_s": disk.write_bytes}
+        with suppress(*_NOT_OFFERED):
+            network = [count for name, count in psutil.net_io_counters(pernic=True).items() if name != "lo"]
+            if network:
+                counters["network_received_bytes_per_s"] = sum(count.bytes_recv for count in network)
+                counters["network_sent_bytes_per_s"] = sum(count.bytes_sent for count in network)
         if (joules := self._energy.joules()) is not None:
-            counters["energy"] = joules
+            counters["power_w"] = joules
         return counters
+
+
+def _memory_of(process: psutil.Process) -> dict[str, float]:
+    with suppress(*_NOT_OFFERED):
+        return {"process_memory_bytes": float(process.memory_info().rss)}
+    return {}

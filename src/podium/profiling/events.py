@@ -15,13 +15,12 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from podium.engine.update import Events
 from podium.kernels.registry import KERNELS
 from podium.profiling.ranges import MODULE, PART, modules_named, part
 from podium.profiling.rates import NUM_WARM_UP, SMALL_LR
 from podium.training.build import Training
 from podium.training.feeding import build_engine, samples_of_updates
-
-from podium.engine.update import Events  # isort: skip
 
 Direction = Literal["forward", "backward", "optimiser", "other"]
 NUM_UPDATES = 5
@@ -122,9 +121,7 @@ def attribute(profiled: Any, model: nn.Module, device: torch.device, kernels: Ma
     for event in events:
         place = places.of(event)
         own = event.self_device_time_total if device.type != "cpu" else event.self_cpu_time_total
-        name = place.kernel or (_PYTHON if event.name.startswith((MODULE, PART)) else event.name)
-        if name == _PYTHON and place.direction == "other" and event.name == f"{PART}input":
-            name = "(waiting for input)"
+        name = place.kernel or _shown_name(event.name)
         spent = found.spent.setdefault((place, name), Spent())
         spent.us += own / count
         if not place.kernel or event.name in kernels:
@@ -133,6 +130,12 @@ def attribute(profiled: Any, model: nn.Module, device: torch.device, kernels: Ma
         middle = updates[len(updates) // 2]
         found.timeline, found.timeline_us = _timeline(events, middle, places), middle.time_range.elapsed_us()
     return found
+
+
+def _shown_name(name: str) -> str:
+    if name == f"{PART}input":
+        return "(waiting for input)"
+    return _PYTHON if name.startswith((MODULE, PART)) else name
 
 
 class _Places:

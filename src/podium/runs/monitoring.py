@@ -43,8 +43,9 @@ class Monitoring:
         self._training, self._clock, self._every_s = training, clock, every_s
         self._on = training.recipe.log.monitor
         self._path = instance_file(run, placement.instances.index)
+        self._writes = True
         self._ending, self._lock = threading.Event(), threading.Lock()
-        self._thread = threading.Thread(target=self._write_regularly, name="podium-monitor", daemon=True)
+        self._thread = threading.Thread(target=self._go_on, name="podium-monitor", daemon=True)
         self._history: deque[tuple[float, int, dict[str, float]]] = deque(maxlen=_WINDOW)
         self._reading, self._is_fresh, self._num_written = Reading(), False, 0
         self._sums, self._most, self._num_readings = dict[str, float](), dict[str, float](), 0
@@ -110,7 +111,7 @@ class Monitoring:
         return facts | ({"energy": _rounded(energy)} if energy else {})
 
     def _measure(self) -> None:
-        with self._lock:
+        with self._lock, suppress(Exception):  # no system that tells something unheard of may end a training
             reading = self._meter.read()
             self._num_readings += 1
             for name, value in reading.values.items():
@@ -118,19 +119,24 @@ class Monitoring:
                 self._most[name] = max(self._most.get(name, value), value)
             self._reading, self._is_fresh = reading, True
 
-    def _write_regularly(self) -> None:
-        try:
-            self._write()
-            while not self._ending.wait(self._every_s):
-                self._measure()
-                self._write()
-            self._write(ended=True)
-        except UserError as error:
-            warn(f"{error}; the run goes on without what `podium monitor` shows of this instance")
-            while not self._ending.wait(self._every_s):
-                self._measure()
+    def _go_on(self) -> None:
+        self._try_to_write()
+        while not self._ending.wait(self._every_s):
+            self._measure()
+            self._try_to_write()
+        self._try_to_write(ended=True)
 
-    def _write(self, *, ended: bool = False) -> None:
+    def _try_to_write(self, *, ended: bool = False) -> None:
+        if not self._writes:
+            return
+        try:
+            self._write(ended=ended)
+        except Exception as error:
+            self._writes = False
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            warn(f"{reason}; the run goes on without what `podium monitor` shows of this instance")
+
+    def _write(self, *, ended: bool) -> None:
         training, placement = self._training, self._training.placement
         batch, topology = training.recipe.batch, placement.topology
         seconds, phase = self._clock.peek()
