@@ -2,7 +2,6 @@
 
 import json
 import time
-from functools import partial
 
 import pytest
 
@@ -97,16 +96,18 @@ def test_energy_goes_into_the_summary_and_on_counting_after_a_resume(tmp_path, m
     counter = tmp_path / "powercap" / "intel-rapl:0"
     counter.mkdir(parents=True)
     (counter / "name").write_text("package-0")
-    (counter / "energy_uj").write_text("0")
-    monkeypatch.setattr(monitoring, "UsageMeter", partial(UsageMeter, powercap=tmp_path / "powercap"))
     read = UsageMeter.read
     began = time.monotonic()
 
-    def read_as_if_busy(meter):
+    def go_on() -> None:
         (counter / "energy_uj").write_text(str(int(1e6 * (time.monotonic() - began))))
-        return read(meter)
 
-    monkeypatch.setattr(UsageMeter, "read", read_as_if_busy)
+    def build(**keys) -> UsageMeter:
+        go_on()
+        return UsageMeter(powercap=tmp_path / "powercap", **keys)
+
+    monkeypatch.setattr(monitoring, "UsageMeter", build)
+    monkeypatch.setattr(UsageMeter, "read", lambda meter: (go_on(), read(meter))[1])
     monkeypatch.setattr(monitoring.Monitoring.__init__, "__defaults__", (0.005,))
     name, *overrides = TINY["mnist"]
     stop = StopRequest()
