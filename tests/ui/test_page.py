@@ -25,7 +25,7 @@ def test_numbers_are_written_short():
 
 
 def test_a_page_allows_its_own_scripts_only():
-    html = render_page("base.html.j2", "podium.runs", title="</title><script>bad()</script>", data={"x": "</script>"})
+    html = render_page("base.html.j2", "podium.report", title="</title><script>bad()</script>", data={"x": "</script>"})
     assert "<script>bad" not in html
     policy = re.search(r'Security-Policy" content="(.*?)"', html)[1]
     assert "default-src 'none'" in policy.replace("&#39;", "'")
@@ -53,7 +53,7 @@ COLOURS = """() => {
 @pytest.mark.slow
 def test_a_plot_zooms_reads_out_and_takes_log_axes(tmp_path, open_page):
     path = tmp_path / "page.html"
-    path.write_text(render_page("base.html.j2", "podium.runs", title="plots", data={}))
+    path.write_text(render_page("base.html.j2", "podium.report", title="plots", data={}))
     page = open_page(path)
     page.evaluate(LINES)
     area = page.locator(".plot .area")

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from podium import __version__
-from podium.cli import looking, measuring, results, submit, training
+from podium.cli import comparing, looking, measuring, results, submit, training
 from podium.cli.data import data_app
 from podium.cli.study import study_app
 from podium.cli.submit import submit_app
@@ -36,6 +36,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (training.train, training.resume, training.extend, training.topology),
     "Measure and predict": (measuring.tune, measuring.plan, measuring.profile, measuring.check),
     "Use what was trained": (results.validate, results.predict, results.export, results.average),
+    "Compare runs": (comparing.report,),
     "On clusters": (submit.jobs, submit.status, submit.logs, submit.cancel),
     "Look around": (looking.recipes, looking.workloads, looking.new, looking.show, looking.doctor),
 }
@@ -84,7 +85,10 @@ def _version(asked: bool) -> None:
 
 
 #: commands that do without torch
-_LIGHT = ("show", "recipes", "data", "doctor", "study", "submit", "jobs", "status", "logs", "cancel")
+_LIGHT = (
+    *("show", "recipes", "data", "doctor", "study", "submit", "jobs", "status", "logs", "cancel"),
+    *("report", "compare", "runs", "board"),
+)
 
 
 @app.callback()
