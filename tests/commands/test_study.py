@@ -93,6 +93,19 @@ def test_a_study_goes_on_after_ctrl_c_and_after_a_kill_of_everything_with_the_sa
 
 
 @pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_for_runs_that_do_not_answer(folder):
+    with started("study", *LONG, "--out", "impatient", "--at-once", 1, cwd=folder) as process:
+        process.until_records(folder / "impatient" / "runs" / "0000", 1)
+        process.instances[0].suspend()
+        process.process.send_signal(signal.SIGINT)
+        process.until(lambda: "once more" in process.stderr, "the study has heard of it")
+        stopped = process.ended(by=signal.SIGINT)
+    assert stopped.returncode == 75, stopped.stderr
+    record = StudyFolder(folder / "impatient").records()[0]
+    assert (record.state, record.reason, record.crashes) == ("stopped", "SIGINT", [])
+
+
+@pytest.mark.slow
 def test_a_killed_run_is_tried_again_and_ends_as_if_nothing_had_happened(folder):
     with started("study", *LONG, "--out", "killed", "--at-once", 1, cwd=folder) as process:
         process.until_records(folder / "killed" / "runs" / "0000", 1)
