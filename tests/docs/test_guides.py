@@ -27,8 +27,7 @@ SHORT = {
     },
     "mnist-exercise": {
         "batch.micro=4,8,32": "batch.micro=8,32",
-        "train.length=1ep": "train.length=20up valid.max_samples=80",
-        "train.length=2ep": "train.length=40up valid.max_samples=80",
+        "workload.data.max_samples=20000": "workload.data.max_samples=160",
     },
     "bert-four-devices": {
         "batch.micro=2": "batch.micro=2 workload.model={size:custom,layers:12,hidden:64,heads:4}",
@@ -41,6 +40,7 @@ SHORT = {
         "optim.scale=none,sqrt,linear": "optim.scale=none,linear",
         "optim.lr=2e-3,8e-3,3.2e-2": "optim.lr=2e-3,8e-3",
         "train.length=4ep,8ep,16ep": "train.length=4ep,8ep",
+        "--seconds=8": "--seconds=0.5",
     },
 }
 #: runs that a page says end with the same weights
