@@ -211,7 +211,9 @@ def _loop(
     saved_at, meter = progress.update, Meter(clock, lengths, progress.update, len(usable_cores()))
 
     with (
-        Telemetry(recipe.log, run, recipe.tree(), progress.update, console.warn, observers, lead=lead) as telemetry,
+        Telemetry(
+            recipe.log, run, recipe.tree(), progress.update, console.warn, observers, lead=lead, total_updates=total
+        ) as telemetry,
         console.progress_display(lead) as display,
         Saver(run.checkpoints, recipe.checkpoint, training.parallelism.pipeline_group, observers.checkpoint) as saver,
         samples_of_updates(training, progress.update, total, partial(clock.move, "input_wait")) as all_samples,
