@@ -9,6 +9,7 @@ import pytest
 from podium.runs.folder import Run
 from podium.study.definition import check_values, study_from_tree
 from podium.study.folder import StudyFolder
+from podium.study.records import RecordLog, RunRecord
 from tests.support.processes import assert_user_error, podium_ended, podium_here, run_files, started
 from tests.support.recipes import TINY
 
@@ -175,6 +176,7 @@ def test_small_facts_that_are_damaged_are_named(facts, tmp_path):
     study = StudyFolder(tmp_path)
     defined = study_from_tree({"recipe": "neuron", "values": {"optim.lr": [1e-3, 2e-3]}}, "here")
     study.write_definition(defined, check_values(defined), ["podium"])
+    RecordLog(study.records_file).put(RunRecord(number=0, point=0, state="finished", values={}, seed=1, value=0.5))
     study.facts_file.write_text(facts)
     for words in (["status", tmp_path], [tmp_path]):
         assert_user_error(podium_here("study", *words), "study.json is damaged")
