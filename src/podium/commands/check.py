@@ -15,9 +15,9 @@ from typing import Literal
 from podium.check.operators import Difference, Record, first_difference, record_replica
 from podium.check.tails import tail_problem
 from podium.check.trials import SIMPLER, Trial, Trials, first_differing_update, quick_overrides
-from podium.commands.profile import measured_rates
 from podium.distributed.lockstep import largest_span
 from podium.errors import UserError
+from podium.profiling.rates import measured_rates
 from podium.recipe.loading import Recipe, load_recipe
 from podium.topology import possible_instances
 from podium.training.build import Training, build_training
