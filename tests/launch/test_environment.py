@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from podium.errors import UserError
-from podium.launch.environment import find_place, first_slurm_host, place_environment
+from podium.launch.environment import find_host_index, find_place, first_slurm_host, place_environment
 from podium.launch.meeting import Meeting
 
 TORCHRUN = {
@@ -84,6 +84,19 @@ def test_a_person_and_a_batch_script_have_no_place(env):
 def test_an_incomplete_environment_is_one_sentence():
     with pytest.raises(UserError, match="environment is incomplete"):
         find_place({"RANK": "0", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("env", "index"),
+    [({}, None), ({"JOB_COMPLETION_INDEX": "3"}, 3), ({"PODIUM_HOST_INDEX": "1", "JOB_COMPLETION_INDEX": "3"}, 1)],
+)
+def test_the_number_of_a_host_is_that_of_its_pod(env, index):
+    assert find_host_index(env) == index
+
+
+def test_a_number_of_a_host_that_is_none_is_one_sentence():
+    with pytest.raises(UserError, match="PODIUM_HOST_INDEX is '-1': expected the number of this host"):
+        find_host_index({"PODIUM_HOST_INDEX": "-1"})
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,14 @@ def test_hosts_meet_at_the_first_one():
     assert (plan.host, plan.host_index, plan.meeting, plan.keeps_store) == ("b", 1, ("a", 29400), False)
 
 
+def test_a_host_that_was_given_its_number_needs_no_name():
+    topology = build_topology(4, 4, ("a-0.a", "a-1.a"))
+    plan = plan_launch(topology, frozenset({"somewhere"}), 29400, COMMAND, 1, started_again=True)
+    assert (plan.host, plan.meeting, plan.started_again) == ("a-1.a", ("a-0.a", 29400), True)
+    with pytest.raises(UserError, match="this is host 2, counted from 0, but --hosts names 2"):
+        plan_launch(topology, frozenset(), 29400, COMMAND, 2)
+
+
 @pytest.mark.parametrize(("names", "part"), [({"c"}, "is not one of"), ({"a", "b"}, "is more than one of")])
 def test_a_host_that_is_not_exactly_one_of_the_named_is_an_error(names, part):
     with pytest.raises(UserError, match=part):

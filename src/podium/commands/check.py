@@ -14,10 +14,10 @@ from typing import Literal
 
 from podium.check.operators import Difference, Record, first_difference, record_replica
 from podium.check.tails import tail_problem
-from podium.check.trials import Trial, Trials, first_differing_update
-from podium.commands.profile import measured_rates
+from podium.check.trials import SIMPLER, Trial, Trials, first_differing_update, quick_overrides
 from podium.distributed.lockstep import largest_span
 from podium.errors import UserError
+from podium.profiling.rates import measured_rates
 from podium.recipe.loading import Recipe, load_recipe
 from podium.replica_tree import span_fits
 from podium.topology import possible_instances
@@ -29,7 +29,6 @@ from podium.ui.table import Table
 _COUNTS = (1, 2, 3, 4)
 _NUM_REPLICAS, _NUM_UPDATES, _KILLED_AFTER = 4, 6, 2
 _RATES_S = 0.5
-_SIMPLER = ["schedule.name=constant", "schedule.warmup=2up"]
 Verdict = Literal["yes", "no", "note", "not tried"]
 
 
@@ -70,23 +69,7 @@ def check(name: str, overrides: Sequence[str], keep: Path | None = None) -> bool
 
 def _trial_overrides(recipe: Recipe) -> list[str]:
     """Return what makes a recipe short, and lets several instances carry it."""
-    short = [
-        f"train.length={_NUM_UPDATES}up",
-        "train.time_limit=null",
-        "valid.every=0up",
-        f"valid.max_samples={4 * recipe.valid.micro}",
-        "checkpoint.every=1up",
-        f"checkpoint.keep={_NUM_UPDATES}",
-        "checkpoint.best=false",
-        "log.report=false",
-        "log.tensorboard=false",
-        "log.wandb=off",
-        "log.mlflow=off",
-        "log.trackio=off",
-        "log.observers=[]",
-        "engine.updates_per_call=1",
-        "engine.tune=off",
-    ]
+    short = quick_overrides(recipe, _NUM_UPDATES)
     if recipe.batch.num_replicas < _NUM_REPLICAS:
         short.append(f"batch.replicas={_NUM_REPLICAS}")
     if recipe.parallel.num_stages > 1:
@@ -120,7 +103,7 @@ def _build(name: str, overrides: Sequence[str]) -> tuple[Training, list[str]]:
     except UserError as error:
         if not str(error).startswith("schedule.") or str(error).startswith("schedule.name"):  # a user's own is wrong
             raise
-    return build_training(load_recipe(name, [*overrides, *_SIMPLER]), fresh=True), _SIMPLER
+    return build_training(load_recipe(name, [*overrides, *SIMPLER]), fresh=True), SIMPLER
 
 
 def _answers(name: str, overrides: Sequence[str], training: Training, folder: Path) -> Iterator[Answer]:

@@ -160,6 +160,12 @@ class Parallelism:
         self._reduction.start(tree, replicas.count, stop)
 
     @property
+    def exchange_s(self) -> float | None:
+        """Seconds that sums of gradients with other instances have taken, hidden behind the backward pass or not; None
+        where this form does not know."""
+        return getattr(self._reduction, "exchange_s", None)
+
+    @property
     def buffer_totals(self) -> list[Tensor]:
         """The sums of all replicas' floating-point buffers, after `run_replicas`."""
         return self._reduction.buffer_totals

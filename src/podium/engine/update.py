@@ -23,7 +23,7 @@ from podium.engine.compile import Compiled, compiled, deterministic_algorithms
 from podium.engine.compile_cache import Executable
 from podium.engine.losses import Sums
 from podium.engine.parallelism import Parallelism
-from podium.engine.replicas import LocalReplicas
+from podium.engine.replicas import NO_SPAN, LocalReplicas, Span
 from podium.engine.state import Task, TrainState
 from podium.errors import UserError
 from podium.machine import foreach
@@ -54,6 +54,8 @@ class Events:
     waited: Callable[[float], None] = lambda seconds: None
     #: called with what the first update compiled or loaded
     compiled: Callable[[Executable], None] = lambda executable: None
+    #: a context around each pass and step: forward, backward, optimiser
+    span: Span = lambda name: NO_SPAN
 
 
 class Engine:
@@ -84,6 +86,7 @@ class Engine:
             self._buffers,
             device,
             state.loss_scale,
+            self._events.span,
         )
         self._num_pending = 0
         self._compiled: Compiled | None = None
@@ -119,8 +122,9 @@ class Engine:
                 divisor, _ = clip_divisor(norms, divisor, clip_norm, self._parallelism.total_norm)
             if self._rounding is not None:
                 self._rounding.begin(update)
-            step(self._state.optimiser, divisor, lr, self._rounding)
-            self._parallelism.after_step()
+            with self._events.span("optimiser"):
+                step(self._state.optimiser, divisor, lr, self._rounding)
+                self._parallelism.after_step()
         elif before:
             foreach.copy_(self._buffers, before)
         for param in self._params:

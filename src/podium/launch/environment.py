@@ -24,6 +24,9 @@ MEETING, ATTEMPT = "PODIUM_MEETING", "PODIUM_ATTEMPT"
 COMMAND = "PODIUM_COMMAND"
 #: Set for hosts that are started by ssh: they end when their standard input does.
 END_WITH_INPUT = "PODIUM_END_WITH_INPUT"
+#: Which of the hosts this one is: our own variable, and the one that every pod of an indexed Job of Kubernetes has,
+#: which JobSet and Kubeflow's TrainJob are made of.
+_HOST_INDEX = ("PODIUM_HOST_INDEX", "JOB_COMPLETION_INDEX")
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,16 @@ def _size_of_host(sizes: list[int], first: int) -> int | None:
     """Return how many instances the host has whose first one is `first`; None if that is not one's first."""
     firsts = {start: size for size, start in zip(sizes, accumulate([0, *sizes]), strict=False)}
     return firsts.get(first)
+
+
+def find_host_index(env: Mapping[str, str]) -> int | None:
+    """Return which of the hosts this one is, where whoever started it has numbered them; None where names tell."""
+    name = next((name for name in _HOST_INDEX if name in env), None)
+    if name is None:
+        return None
+    if not re.fullmatch("[0-9]{1,9}", env[name]):
+        raise UserError(f"{name} is {env[name]!r}: expected the number of this host")
+    return int(env[name])
 
 
 def ends_with_input(env: Mapping[str, str]) -> bool:

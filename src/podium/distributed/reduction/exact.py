@@ -99,9 +99,11 @@ class ExactReduction:
         self._partial: list[Tensors] = []
         self._sums_of_complete: list[Tensors] = []
         self._known_present: list[list[float]] | None = None
+        #: seconds that sums with other instances have taken so far, up to two of them at once
+        self.exchange_s = 0.0
 
         self._to_send: list[SimpleQueue[int | None]] = [SimpleQueue() for _ in self._buckets[:_LANES]]
-        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._done: SimpleQueue[BaseException | float] = SimpleQueue()
         for lane, to_send in enumerate(self._to_send):
             args = (summed, lane, to_send, self._done)
             threading.Thread(target=_sum_buckets, args=args, name=f"gradients-{lane}", daemon=True).start()
@@ -133,9 +135,10 @@ class ExactReduction:
         self._partial, self._sums_of_complete = [], []
         began = time.perf_counter()
         for _ in self._buckets:
-            error = self._done.get()
-            if error is not None:
-                raise error
+            done = self._done.get()
+            if isinstance(done, BaseException):
+                raise done
+            self.exchange_s += done
         self._waited(time.perf_counter() - began)
         for bucket, present in zip(self._buckets, self._present(), strict=True):
             for index, num_present in zip(bucket.params, present, strict=True):
@@ -250,17 +253,18 @@ def _sum_buckets(
     summed: Buffers,
     lane: int,
     to_send: "SimpleQueue[int | None]",
-    done: "SimpleQueue[BaseException | None]",
+    done: "SimpleQueue[BaseException | float]",
 ) -> None:
-    """Sum one bucket after the other, in a thread; end at None or at the first error."""
+    """Sum one bucket after the other, in a thread, and tell how long each took; end at None or at the first error."""
     stay_single()
     while (number := to_send.get()) is not None:
+        began = time.perf_counter()
         try:
             summed.sum(number, lane)
         except BaseException as error:
             done.put(error)
             return
-        done.put(None)
+        done.put(time.perf_counter() - began)
 
 
 def _weak_hook(method: weakref.WeakMethod, index: int) -> Callable[[Tensor], None]:
