@@ -38,7 +38,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Use what was trained": (results.validate, results.predict, results.export, results.average),
     "Compare runs": (comparing.report,),
     "On clusters": (rehearse.rehearse, submit.jobs, submit.status, submit.logs, submit.cancel),
-    "Look around": (looking.recipes, looking.workloads, looking.new, looking.show, looking.doctor),
+    "Look around": (looking.recipes, looking.workloads, looking.new, looking.show, looking.monitor, looking.doctor),
 }
 for _panel, _commands in _COMMANDS.items():
     for _command in _commands:
@@ -90,7 +90,7 @@ def _version(asked: bool) -> None:
 _LIGHT = (
     *("show", "recipes", "data", "doctor", "study", "submit", "jobs", "status", "logs", "cancel"),
     *("attempt", "on-host"),
-    *("report", "compare", "runs", "board"),
+    *("report", "compare", "runs", "board", "monitor"),
 )
 
 

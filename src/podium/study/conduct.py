@@ -369,7 +369,7 @@ class Conductor:
                 self._executor.kill()
                 self._display.restore_terminal()
                 os._exit(130)
-            self._asked_again = number == signal.SIGINT and bool(self._stopped_by)
+            self._asked_again |= number == signal.SIGINT and bool(self._stopped_by)
             self._stopped_by = self._stopped_by or signal.Signals(number).name
 
         before = {number: signal.signal(number, hear) for number in stop_signals()}
