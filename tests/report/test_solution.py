@@ -53,13 +53,16 @@ def test_of_choices_that_are_equally_fast_the_one_with_fewest_core_hours_is_reco
     (two,) = [group for group in found if group.replicas == 2]
     assert two.spread("seconds") == pytest.approx((36.9, 36.6, 37.2))
     said = recommendation(found, target)
-    assert said.startswith("2 replicas with a global batch of 128: valid/loss ≤ 0.1 in 0:37 (0:37 … 0:37)")
+    assert said == (
+        "2 replicas with a global batch of 128: valid/loss ≤ 0.1 in 37 s, 0.0205 core-hours. 4 replicas with 256 took "
+        "37 s, which cannot be told apart from it, and 0.041 core-hours"
+    )
 
 
 def test_the_fastest_is_recommended_with_what_a_cheaper_one_would_save(runs):
     found = [group for group in groups(runs, Target("valid/loss", 0.1)) if group.replicas in (1, 2)]
     said = recommendation(found, Target("valid/loss", 0.1))
-    assert "the fastest, 2.47 times as fast as the next" in said
+    assert "the fastest, 2.46 times as fast as the next" in said
     slow = [group for group in groups(runs, Target("valid/loss", 0.1)) if group.replicas in (1, 4)]
     assert "1 replica with a global batch of 64 would save 38 % of the core-hours" in recommendation(
         slow, Target("valid/loss", 0.1)
@@ -71,8 +74,6 @@ def test_what_was_not_reached_is_said(runs):
     assert recommendation(groups(runs, target), target) == (
         "not reached: no run came to valid/loss ≤ 0.01; the closest had 0.1"
     )
-    some = [facts for facts in runs if facts.name == "r8s1"]
-    assert "no other choice" not in recommendation(groups(some, target), target)
     higher = Target("valid/loss", 2.0, less_is_better=False)
     assert "the closest had 1" in recommendation(groups(runs, higher), higher)
 

@@ -188,10 +188,12 @@ def recommendation(groups: Sequence[Group], target: Target) -> str:
     )
     if len(groups) == 1:
         return f"{sentence}; nothing else was tried"
-    if chosen is not fastest:
+    tied = [group for group in alike if group is not chosen]
+    if tied:
+        other = min(tied, key=lambda group: _time(group)[0])
         return (
-            f"{sentence}. {_counted(fastest.replicas, 'replica')} with {fastest.global_batch:,} took "
-            f"{_interval(_time(fastest))}, which cannot be told apart from it, and more {device}-hours"
+            f"{sentence}. {_counted(other.replicas, 'replica')} with {other.global_batch:,}{_others(other)} took "
+            f"{_interval(_time(other))}, which cannot be told apart from it, and {number(_cost(other))} {device}-hours"
         )
     rest = [group for group in complete if group is not chosen]
     if not rest:
@@ -250,13 +252,8 @@ def _others(group: Group) -> str:
 
 
 def _interval(spread: tuple[float, float, float]) -> str:
-    middle, least, most = spread
-    shown = clock_text(middle) if middle >= 10 else f"{middle:.2g} s"
-    if least == most:
-        return shown
-    return f"{shown} ({clock_text(least) if middle >= 10 else f'{least:.2g} s'} … " + (
-        f"{clock_text(most)})" if middle >= 10 else f"{most:.2g} s)"
-    )
+    middle, least, most = (clock_text(one) if spread[0] >= 60 else f"{one:.2g} s" for one in spread)
+    return middle if least == most else f"{middle} ({least} … {most})"
 
 
 def _counted(count: int, name: str) -> str:
