@@ -98,6 +98,7 @@ def test_the_report_of_a_study_has_its_target_and_what_it_was_started_with(tmp_p
     study, _ = conducted(tmp_path / "study", PretendedRuns(4), values={"optim.lr": [1e-3, 2e-3]}, seeds=2, target=0.3)
     done = podium_here("report", study.path)
     assert done.returncode == 0, done.stderr
+    assert "reached, but the records of these runs do not say when" in done.stderr
     html = (study.path / "report.html").read_text()
     assert "Time to valid/loss ≤ 0.3" in html
     assert "study by grid of valid/loss" in html

@@ -116,7 +116,7 @@ def test_axes_switch_and_all_curves_zoom_together(many, open_page):
 def test_two_keys_parallel_coordinates_and_scaling_are_shown(many, open_page):
     page = open_page(many)
     table = page.locator("#pivot table")
-    assert table.locator("thead th").all_inner_texts() == ["replicas \\ lr", "5.00e-4", "0.001", "0.002"]
+    assert table.locator("thead th").all_inner_texts() == ["replicas \\ lr", "5e-4", "0.001", "0.002"]
     assert table.locator("tbody th").all_inner_texts() == ["1", "2", "4"]
     assert table.locator("tbody b").count() == 3
     assert page.locator("#parallel svg path").count() == 18

@@ -44,7 +44,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Solution:
-    """How one run came to the target; without `seconds`: it did not."""
+    """How one run came to the target; without `update`: it did not. Without `seconds`: its records have no times."""
 
     facts: RunFacts
     best: float | None
@@ -80,7 +80,7 @@ class Group:
 
     @property
     def reached(self) -> list[Solution]:
-        return [solution for solution in self.solutions if solution.seconds is not None]
+        return [solution for solution in self.solutions if solution.update is not None]
 
     @property
     def complete(self) -> bool:
@@ -132,9 +132,8 @@ def solve(facts: RunFacts, target: Target) -> Solution:
     values = [value for _, value in found]
     best = (min(values) if target.less_is_better else max(values)) if values else None
     for at, value in found:
-        seconds = _at(facts, "time/total_s", at)
-        if target.reached(value) and seconds is not None:
-            update = int(facts.columns["update"][at])
+        if target.reached(value):
+            update, seconds = int(facts.columns["update"][at]), _at(facts, "time/total_s", at)
             return Solution(facts, best, update, _at(facts, "samples", at), seconds, _energy_until(facts, at))
     return Solution(facts, best)
 
@@ -178,6 +177,9 @@ def recommendation(groups: Sequence[Group], target: Target) -> str:
     complete = [group for group in groups if group.complete]
     if not complete:
         return _not_reached(groups, target)
+    complete = [group for group in complete if group.spread("seconds") is not None]
+    if not complete:
+        return "reached, but the records of these runs do not say when: no choice can be recommended"
     fastest = min(complete, key=lambda group: _time(group)[0])
     alike = [group for group in complete if _overlap(_time(group), _time(fastest))]
     chosen = min(alike, key=lambda group: (_cost(group), _time(group)[0]))

@@ -28,7 +28,7 @@ const Podium = (() => {
   function number(value) {
     if (value == null || !Number.isFinite(value)) return "–";
     const size = Math.abs(value);
-    if (value !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
+    if (value !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e");
     if (size >= 1000) return Math.round(value).toLocaleString("en-US");
     return String(Number(value.toPrecision(4)));
   }
