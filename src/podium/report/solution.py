@@ -68,15 +68,12 @@ class Group:
 
     @property
     def replicas(self) -> int:
-        return int(self.solutions[0].facts.recipe.get("batch.replicas") or 1)
+        return self.solutions[0].facts.count("batch.replicas")
 
     @property
     def global_batch(self) -> int:
-        recipe = self.solutions[0].facts.recipe
-        whole = recipe.get("batch.global")
-        if isinstance(whole, int):
-            return whole
-        return int(recipe.get("batch.micro") or 1) * int(recipe.get("batch.accumulation") or 1) * self.replicas
+        facts = self.solutions[0].facts
+        return facts.count("batch.micro") * facts.count("batch.accumulation") * self.replicas
 
     @property
     def reached(self) -> list[Solution]:
