@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def picture(page, *, whole: bool = False) -> Image.Image:
     return Image.open(io.BytesIO(page.screenshot(full_page=whole))).convert("RGB")
 
 
+def until(page, condition: str) -> None:
+    """Waits for a condition. Playwright's own way evaluates a string in the page, which its policy forbids."""
+    deadline = time.monotonic() + 20
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
+
+
 def rows(page) -> list[str]:
     return page.locator("#runs tbody tr td:first-child").all_inner_texts()
 
@@ -79,12 +88,12 @@ def test_the_table_sorts_filters_and_leads_the_curves(many, open_page):
     page.get_by_role("button", name="samples/s").click()
     assert column(page, "samples/s")[0] == "3,134"
     page.locator("#filter").fill("replicas>=2 lr<1e-3")
-    page.wait_for_function("document.getElementById('count').textContent.startsWith('4 ')")
-    page.wait_for_function("Curves.made[0].plot.options.lines.length === 4")
+    until(page, "document.getElementById('count').textContent.startsWith('4 ')")
+    until(page, "Curves.made[0].plot.options.lines.length === 4")
     page.locator("#runs tbody input").first.uncheck()
-    page.wait_for_function("Curves.made[0].plot.options.lines.length === 3")
+    until(page, "Curves.made[0].plot.options.lines.length === 3")
     page.locator("#filter").fill("failed")
-    page.wait_for_function("document.getElementById('count').textContent.startsWith('1 ')")
+    until(page, "document.getElementById('count').textContent.startsWith('1 ')")
     assert rows(page)[0].strip() == "0017"
 
 
@@ -94,9 +103,9 @@ def test_axes_switch_and_all_curves_zoom_together(many, open_page):
     assert page.evaluate(f"{loss}.options.x.label") == "epochs"
     for axis, last in (("update", 80), ("samples", 5120), ("seconds", 80), ("epoch", 4)):
         page.locator("#axis").select_option(axis)
-        page.wait_for_function(f"Math.max(...{loss}.options.lines.map((line) => line.x[line.x.length - 1])) === {last}")
+        until(page, f"Math.max(...{loss}.options.lines.map((line) => line.x[line.x.length - 1])) === {last}")
     page.locator("#scale").select_option("log")
-    page.wait_for_function(f"{loss}.options.y.log && {loss}.plot")
+    until(page, f"{loss}.options.y.log && {loss}.plot")
     page.locator("#closer").click()
     views = page.evaluate("Curves.made.map(({ plot }) => plot.view && plot.view.map((at) => at.toFixed(2)).join())")
     assert len(set(views)) == 1
@@ -104,13 +113,10 @@ def test_axes_switch_and_all_curves_zoom_together(many, open_page):
     page.locator("#all").click()
     assert page.evaluate("Curves.made.every(({ plot }) => plot.view === null)")
     page.locator("#smoothing").fill("0.8")
-    page.wait_for_function(f"{loss}.options.smoothing === 0.8")
+    until(page, f"{loss}.options.smoothing === 0.8")
     page.locator("#metrics .area").first.focus()
     page.keyboard.press("ArrowRight")
-    assert (
-        "0." in page.locator("#metrics .tip").first.inner_text()
-        or "1" in page.locator("#metrics .tip").first.inner_text()
-    )
+    assert re.search(r"epochs 1\n.*: \d", page.locator("#metrics .tip").first.inner_text())
 
 
 def test_two_keys_parallel_coordinates_and_scaling_are_shown(many, open_page):

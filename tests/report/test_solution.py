@@ -64,9 +64,7 @@ def test_the_fastest_is_recommended_with_what_a_cheaper_one_would_save(runs):
     said = recommendation(found, Target("valid/loss", 0.1))
     assert "the fastest, 2.46 times as fast as the next" in said
     slow = [group for group in groups(runs, Target("valid/loss", 0.1)) if group.replicas in (1, 4)]
-    assert "1 replica with a global batch of 64 would save 38 % of the core-hours" in recommendation(
-        slow, Target("valid/loss", 0.1)
-    )
+    assert "1 replica with 64 would save 38 % of the core-hours" in recommendation(slow, Target("valid/loss", 0.1))
 
 
 def test_what_was_not_reached_is_said(runs):

@@ -142,12 +142,14 @@ Object.assign(Podium, (() => {
 
     padded(range, log, by, zero) {
       if (!range) return log ? [1, 10] : [0, 1];
-      let [low, high] = range;
+      const [low, high] = range;
+      // Values that rounding alone sets apart are one value: between them, no step of an axis could be taken.
+      const one = high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));
       if (log) {
-        const pad = (high / low) ** by * (high === low ? 1.2 : 1);
+        const pad = (high / low) ** by * (one ? 1.2 : 1);
         return [low / pad, high * pad];
       }
-      const pad = high > low ? (high - low) * by : Math.abs(high) * 0.1 || 1;
+      const pad = !one ? (high - low) * by : Math.abs(high) * 0.1 || 1;
       if (zero && low >= 0) return [0, high + pad];
       return [low >= 0 && low - pad < 0 ? Math.min(low, 0) : low - pad, high + pad];
     }
@@ -230,7 +232,7 @@ Object.assign(Podium, (() => {
 
     /** Show a range of x, or all (null); `quiet`: do not tell others. */
     zoom(range, quiet = false) {
-      this.view = range && range[1] > range[0] ? range : null;
+      this.view = range && range[1] - range[0] > 1e-9 * Math.abs(range[1]) ? range : null;
       if (this.plot) {
         this.fit();
         this.leave();
