@@ -11,7 +11,7 @@ from podium import __version__
 from podium.cli import comparing, looking, measuring, results, submit, training
 from podium.cli.data import data_app
 from podium.cli.study import study_app
-from podium.cli.submit import submit_app
+from podium.cli.submit import attempt_app, on_host_app, submit_app
 from podium.errors import PodiumError, UserError
 from podium.machine.memory_shortage import check_address_space, memory_shortage
 from podium.ui.streams import lost_results, outlive_readers
@@ -45,6 +45,8 @@ for _panel, _commands in _COMMANDS.items():
         app.command(rich_help_panel=_panel)(_command)
 app.add_typer(study_app, name="study", rich_help_panel="Train")
 app.add_typer(submit_app, name="submit", rich_help_panel="On clusters")
+app.add_typer(attempt_app, name="attempt", hidden=True)
+app.add_typer(on_host_app, name="on-host", hidden=True)
 app.add_typer(data_app, name="data", rich_help_panel="Look around")
 
 #: of an error; what files hold may be quoted in it
@@ -87,6 +89,7 @@ def _version(asked: bool) -> None:
 #: commands that do without torch
 _LIGHT = (
     *("show", "recipes", "data", "doctor", "study", "submit", "jobs", "status", "logs", "cancel"),
+    *("attempt", "on-host"),
     *("report", "compare", "runs", "board"),
 )
 

@@ -1,5 +1,6 @@
 """`podium submit` and the commands about jobs. Loads nothing heavy: the work is in `commands/submit.py`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -153,3 +154,68 @@ def _seconds(text: str | None) -> float | None:
     except (ValueError, KeyError, OverflowError):
         pass
     raise UserError(f"--time {text[:80]}: expected a time such as 2:00:00, 90m, 12h or 2d")
+
+
+attempt_app = typer.Typer(help="What batch scripts ask before and after they start instances.", hidden=True)
+Folder = Annotated[Path, typer.Argument()]
+NodeNames = Annotated[str, typer.Option(help="Nodes of the allocation, divided by commas or spaces.")]
+
+
+@attempt_app.command("begin")
+def begin(job: Folder, run: Folder, nodes: NodeNames) -> None:
+    """Say how many instances to start, and where."""
+    from podium.commands.attempt import begin
+
+    begin(job, run, nodes.replace(",", " ").split())
+
+
+@attempt_app.command("end")
+def end(job: Folder, run: Folder, code: Annotated[int, typer.Argument()], nodes: NodeNames) -> None:
+    """Say what follows."""
+    from podium.commands.attempt import end
+
+    end(job, run, code, nodes.replace(",", " ").split())
+
+
+@attempt_app.command("collect")
+def collect(study: Folder) -> None:
+    """Take in the runs of a study that have ended."""
+    from podium.commands.attempt import collect
+
+    collect(study)
+
+
+on_host_app = typer.Typer(help="What `podium submit ssh` asks on every host.", hidden=True)
+Host = Annotated[str, typer.Argument()]
+
+
+@on_host_app.command("check")
+def check(run: Folder, host: Host) -> None:
+    """Say what must fit before a training starts here."""
+    from podium.commands.on_host import check
+
+    check()
+
+
+@on_host_app.command("start")
+def start(run: Folder, host: Host) -> None:
+    """Start this host's part of a run."""
+    from podium.commands.on_host import start
+
+    start(run, host)
+
+
+@on_host_app.command("state")
+def state(run: Folder, host: Host) -> None:
+    """Say whether this host's part is there."""
+    from podium.commands.on_host import state
+
+    state(run, host)
+
+
+@on_host_app.command("stop")
+def stop(run: Folder, host: Host) -> None:
+    """Have this host's part save and end."""
+    from podium.commands.on_host import stop
+
+    stop(run, host)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from podium.errors import PodiumError, UserError
-from podium.recipe.loading import Recipe, load_recipe, read_yaml
+from podium.recipe.loading import Recipe, load_recipe, read_yaml, recipe_with
 from podium.submit.records import JobRecord, TargetName, all_jobs, find_job, keep_job
 from podium.submit.site import load_site
 from podium.submit.target import Prepared, Request, Status, Wishes, target_called
@@ -54,7 +54,9 @@ def _base_of_study(what: str, words: list[str]) -> Recipe:
         raise UserError(f"a study is submitted as it is written: put {words[0]} into {what}")
     if not path.is_file() or not is_study_file(path):
         raise UserError(f"{what} is not the file of a study (it has no key `recipe`)")
-    return check_values(study_from_tree(read_yaml(path), str(path), path.parent))
+    study = study_from_tree(read_yaml(path), str(path), path.parent)
+    base = check_values(study)
+    return recipe_with(base, {"engine.threads": study.threads}) if base.engine.threads == "auto" else base
 
 
 def _show(prepared: Prepared) -> None:

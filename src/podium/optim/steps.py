@@ -212,8 +212,10 @@ def _lamb(
 
 
 def norms_of(tensors: Tensors) -> Tensor:
-    """Return the norm of each tensor, (tensors,), on their device."""
-    return torch.stack(foreach.norm(tensors))
+    """Return the norm of each tensor, (tensors,), on their device, in single precision at least: finite gradients in
+    half precision may have norms beyond its range."""
+    half = any(tensor.dtype.itemsize < 4 for tensor in tensors)
+    return torch.stack(foreach.norm(tensors, dtype=torch.float32 if half else None))
 
 
 def _or_one(ratios: Tensor, *norms: Tensor) -> Tensor:

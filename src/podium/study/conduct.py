@@ -146,6 +146,32 @@ class Conductor:
         self._put(*(record.but(state="waiting", attempts=0, reason="", rungs=[]) for record in failed))
         return len(failed)
 
+    def choose_all(self) -> list[int]:
+        """Give all runs their values and write their recipes, for others to train; return those that are not settled.
+
+        Only for studies whose choices do not depend on results.
+        """
+        steps = next_steps(self._study, self.log.records)
+        if steps.suggest:
+            self._suggest(steps.suggest)
+        waiting = [record for record in self.log.records.values() if not record.settled]
+        for record in waiting:
+            replace_file(self._folder.recipe_file(record.number), to_yaml(self._recipe(record).tree()).encode())
+        return [record.number for record in waiting]
+
+    def collect(self) -> None:
+        """Take in runs that others have trained, as far as they have ended, and write the table."""
+        for record in list(self.log.records.values()):
+            run = self._folder.run(record.number)
+            state = str(run.summary().get("state", ""))
+            if record.settled or not state:
+                continue
+            if state == "done":
+                self._put(self._finished(record.but(length=str(self._recipe(record).train.length))))
+            elif state == "failed":
+                self._put(self._facts(record, run).but(state="failed", reason="its job failed; see its log"))
+        self._folder.write_table(self._study, self.log.records)
+
     # --- one run ------------------------------------------------------------------------------------------------------
 
     def _start(self, task: Task) -> None:

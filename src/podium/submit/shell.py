@@ -116,7 +116,7 @@ class Shell:
         """Write files below a folder that has none of them yet; of a failure nothing is left behind."""
         lines = ["set -e", "umask 077", f"mkdir -p -- {shlex.quote(str(folder))}"]
         for name in sorted({str(PurePosixPath(name).parent) for name in files} - {"."}):
-            lines.append(f"mkdir -- {shlex.quote(str(folder / name))}")
+            lines.append(f"mkdir -p -- {shlex.quote(str(folder / name))}")
         for name, text in files.items():
             # Text as printf's argument: no marker that it could contain would end it.
             lines.append(f"printf %s {shlex.quote(text)} >{shlex.quote(str(folder / name))}")
