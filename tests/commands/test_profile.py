@@ -93,10 +93,11 @@ def test_every_workload_has_its_rates(tiny, capsys, one_thread):
         ([], "nowhere/trace.json", None, "the folder .*nowhere does not exist"),
         ([], None, ".", "--out .* already exists"),
         (["parallel.stages=2"], None, None, "parallel.stages=1"),
+        (["batch.replicas=3"], None, None, "2 instances on 1 host cannot carry 3 replicas"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_measured(overrides, trace, out, sentence, tmp_path):
     (tmp_path / "there.json").write_text("mine")
     with pytest.raises(UserError, match=sentence):
-        run_profile("mnist", overrides, trace=trace and tmp_path / trace, out=out and tmp_path / out)
+        run_profile("mnist", overrides, trace=trace and tmp_path / trace, out=out and tmp_path / out, instances=2)
     assert (tmp_path / "there.json").read_text() == "mine"

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from podium.commands.profile import PAGE, TRACE, run_profile
 from podium.machine.memory import peak_bytes
@@ -71,6 +73,19 @@ def test_flops_are_those_of_the_plain_layers(training):
     images, out = micro * 28 * 28, micro * 32 * 26 * 26
     assert work["conv1.0"].forward_flops == 2 * out * 9
     assert work["conv1.0"].forward_bytes == 4 * (images + 32 * 9 + 32 + out)
+
+
+def test_the_flops_of_all_modules_are_those_that_torch_counts(tiny, one_thread):
+    name, *overrides = tiny
+    training = build_training(load_recipe(name, [*overrides, "engine.kernels=[few_rows]"]))
+    task, model = training.task, training.state.model
+    with samples_of_updates(training, 0, 1) as samples:
+        batch = {field: rows[0, 0] for field, rows in next(samples).items()}
+    work = count_work(training.recipe, task.workload, batch)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        task.workload.loss(model, batch).sum.backward()
+    assert sum(one.flops for one in work.values()) == counter.get_total_flops() > 0
+    assert all(one.forward_bytes > 0 for name, one in work.items() if not list(model.get_submodule(name).children()))
 
 
 def test_the_flops_of_a_layer_are_those_of_the_operator_that_does_its_products():

@@ -1,7 +1,9 @@
 """`podium profile RECIPE`: what limits a training here, where its time and memory go, as tables, a page and a trace."""
 
+import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from podium.errors import UserError, writing
@@ -12,10 +14,11 @@ from podium.profiling.memory import MemoryProfile, lasting_bytes, read_memory
 from podium.profiling.page import Profile, profile_page
 from podium.profiling.peaks import measure_peaks
 from podium.profiling.rates import Rates, make_updates, measured_rates
-from podium.profiling.stragglers import profile_instances
+from podium.profiling.stragglers import InstancesProfile, profile_instances
 from podium.profiling.work import count_work
 from podium.recipe.loading import Recipe, load_recipe
 from podium.runs.folder import next_free_folder, processor, replace_file
+from podium.topology import build_topology
 from podium.training.build import Training, build_training
 from podium.training.feeding import build_engine, samples_of_updates
 from podium.ui import console
@@ -38,9 +41,12 @@ def run_profile(
     `trace` and `out` are a new file and a new folder; `instances`: profile as many of them together, too.
     """
     _check_places(trace, out)
+    load = os.getloadavg()[0]
     recipe = load_recipe(name, overrides)
     if recipe.parallel.num_stages > 1:
         raise UserError("a profile is of one instance, which cannot be split into stages: add parallel.stages=1")
+    if instances > 1:
+        build_topology(recipe.batch.num_replicas, instances)  # raises where they cannot be divided
     training = build_training(recipe)
     with console.progress_display(what="profiling") as display:
         rates = measured_rates(training, seconds, display)
@@ -50,7 +56,20 @@ def run_profile(
     if rates_only and trace is None:
         return
     folder = None if rates_only else out or next_free_folder(Path("profiles"), name)
-    _write(name, overrides, training, rates, folder, trace, seconds, instances)
+    _write(_Asked(name, overrides, folder, trace, seconds, instances, load), training, rates)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    name: str
+    overrides: Sequence[str]
+    #: for the page; None: none
+    folder: Path | None
+    trace: Path | None
+    seconds: float
+    instances: int
+    #: of the machine before anything was measured: beside other work, times and peaks say little
+    load: float
 
 
 def _check_places(trace: Path | None, out: Path | None) -> None:
@@ -62,18 +81,9 @@ def _check_places(trace: Path | None, out: Path | None) -> None:
         raise UserError(f"--out {out} already exists: choose another folder")
 
 
-def _write(
-    name: str,
-    overrides: Sequence[str],
-    training: Training,
-    rates: Rates,
-    folder: Path | None,
-    trace: Path | None,
-    seconds: float,
-    instances: int,
-) -> None:
-    """Profile a few updates; write the trace to `trace`, and everything to `folder`, where they are wanted."""
-    recipe, placement, model = training.recipe, training.placement, training.state.model
+def _write(asked: _Asked, training: Training, rates: Rates) -> None:
+    """Profile a few updates; write the trace, and everything to the folder, where they are wanted."""
+    folder, recipe, placement, model = asked.folder, training.recipe, training.placement, training.state.model
     batch = recipe.batch
     passes = batch.num_accumulation * len(placement.replicas)
     # Shared by all below, so that operators have their names: the profiler writes the trace as it is asked for events.
@@ -84,18 +94,21 @@ def _write(
         work = _work(recipe, training)
         operators = operator_rows(profiled, work, passes)
         console.show_table(operators_table(operators, profiled.update_us / 1e3))
-        if trace is not None:
-            replace_file(trace, recorded.read_bytes())
-            console.say(
-                f"wrote {trace}: open it in a browser that has a trace viewer (chrome://tracing, ui.perfetto.dev)"
-            )
+        if asked.trace is not None:
+            replace_file(asked.trace, recorded.read_bytes())
+            console.say(f"wrote {asked.trace}: open it in a trace viewer (ui.perfetto.dev, chrome://tracing)")
         if folder is None:
             return
         peaks = measure_peaks(placement.device)
-        together = profile_instances(name, overrides, recipe, instances, seconds) if instances > 1 else None
-        where = f"{processor()}, {placement.busy_threads} of {placement.threads} threads, {placement.device}"
+        together = _together(asked, recipe)
+        where = (
+            f"{processor()}, {placement.busy_threads} of {placement.threads} threads, {placement.device}, "
+            f"load {asked.load:.2f} at the start"
+        )
         layers = layer_rows(profiled, work, passes)
-        page = profile_page(Profile(name, where, rates, peaks, profiled, layers, operators, memory, together, TRACE))
+        page = profile_page(
+            Profile(asked.name, where, rates, peaks, profiled, layers, operators, memory, together, TRACE)
+        )
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / TRACE, recorded.read_bytes())
@@ -103,6 +116,12 @@ def _write(
     _tell(profiled, memory, folder)
     if together is not None:
         console.say(together.sentence())
+
+
+def _together(asked: _Asked, recipe: Recipe) -> InstancesProfile | None:
+    if asked.instances == 1:
+        return None
+    return profile_instances(asked.name, asked.overrides, recipe, asked.instances, asked.seconds)
 
 
 def _tell(profiled: Profiled, memory: MemoryProfile | None, folder: Path) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from podium.errors import UserError
 from podium.recipe.loading import Recipe
-from podium.topology import build_topology
 from podium.training.build import threads_per_replica
 from podium.tune.measure import MeasuringProcesses
 
@@ -66,7 +65,6 @@ def profile_instances(
     name: str, overrides: Sequence[str], recipe: Recipe, count: int, seconds: float
 ) -> InstancesProfile:
     """Run the recipe on `count` instances of this host for about `seconds`."""
-    build_topology(recipe.batch.num_replicas, count)  # raises where it cannot be divided
     processes = MeasuringProcesses(count, name, overrides)
     try:
         keys = {"engine.threads": threads_per_replica(recipe, None)}

@@ -30,6 +30,8 @@ class Work:
     backward_flops: float = 0.0
     forward_bytes: float = 0.0
     backward_bytes: float = 0.0
+    #: of each product: those of its two operands that need one, for which the backward pass has a product as large
+    num_gradients: int = 2
 
     @property
     def flops(self) -> float:
@@ -41,7 +43,7 @@ class Work:
 
 
 def count_work(recipe: Recipe, workload: Workload, batch: Mapping[str, Tensor]) -> dict[str, Work]:
-    """Return the work of each module by name, for one micro-batch. Takes a few plain passes over it."""
+    """Return the work of each module by name, for one micro-batch. Takes a plain forward pass over it."""
     # `few_rows` changes what is computed, not how: without it there would be rows that nobody computes.
     kept = ["few_rows"] if "few_rows" in registry.chosen() else "off"
     used = registry.chosen()
@@ -52,15 +54,13 @@ def count_work(recipe: Recipe, workload: Workload, batch: Mapping[str, Tensor]) 
     try:
         model, _ = build_model(plain, workload, torch.device("cpu"))
         found: dict[str, Work] = {}
-        with _traffic(model, found):
+        with _observed(model, found):
             forward = _counted(lambda: workload.loss(model, batch), model)
-        both = _counted(lambda: workload.loss(model, batch).sum.backward(), model)
     finally:
         registry.use(sorted(used))
-    for name in {*forward, *both}:
+    for name, flops in forward.items():
         work = found.setdefault(name, Work())
-        work.forward_flops = forward.get(name, 0.0)
-        work.backward_flops = both.get(name, 0.0) - work.forward_flops
+        work.forward_flops, work.backward_flops = flops, flops * work.num_gradients
     return found
 
 
@@ -96,26 +96,34 @@ def _is_child(name: str, parent: str, known: Mapping[str, float]) -> bool:
 
 
 @contextmanager
-def _traffic(model: nn.Module, found: dict[str, Work]) -> Iterator[None]:
-    """Add the least bytes of every module that has no other inside it."""
+def _observed(model: nn.Module, found: dict[str, Work]) -> Iterator[None]:
+    """Note of every module what its products need gradients of, and, where no other is inside it, the least bytes."""
     handles = []
     for name, module in model.named_modules():
-        if next(module.children(), None) is None:
 
-            def note(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
-                weights = sum(param.numel() * param.element_size() for param in module.parameters())
-                ins, outs = _size(inputs), _size(output)
-                work = found.setdefault(name, Work())
+        def note(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
+            own = list(module.parameters(recurse=False))
+            work = found.setdefault(name, Work())
+            # Products without weights of their own, as in attention, are of two tensors that were computed.
+            work.num_gradients = _needs_gradient(inputs) + (not own or any(param.requires_grad for param in own))
+            if next(module.children(), None) is None:
+                weights, ins, outs = sum(map(_size, own)), _size(inputs), _size(output)
                 work.forward_bytes += ins + weights + outs
                 # read: inputs, weights, gradients of the outputs; written: gradients of inputs and weights
                 work.backward_bytes += 2 * ins + 2 * weights + outs
 
-            handles.append(module.register_forward_hook(note))
+        handles.append(module.register_forward_hook(note))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _needs_gradient(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    return any(map(_needs_gradient, value)) if isinstance(value, tuple | list) else False
 
 
 def _size(value: Any) -> int:

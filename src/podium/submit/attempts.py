@@ -100,7 +100,8 @@ def judge(facts: JobFacts, attempts: Sequence[Attempt], nodes: Sequence[str]) ->
     fresh = [node for node in excluded if node not in excluded_nodes(before)]
     why = _why(last, fresh)
     if len(before) >= facts.requeues:
-        return Verdict("end", f"{why}; it has started {len(attempts)} times, which is the most that is allowed", code=3)
+        most = f"{why}; it has started {len(attempts)} times, which is the most that is allowed"
+        return Verdict("end", most, code=_SAVED if code == _SAVED else 3)
     if before and last.updates <= before[-1].updates and not fresh:
         made = f"update {last.updates:,} is all that was reached" if last.updates else "no update was saved"
         return Verdict("end", f"{why}; no progress since the attempt before ({made})", code=3)

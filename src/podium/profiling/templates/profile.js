@@ -129,9 +129,16 @@
   // --- tables ---
   const total = data.operators.reduce((sum, row) => sum + row.ms, 0) || 1;
   const longest = Math.max(...data.layers.map((row) => row.forward + row.backward), 1e-9);
-  at("layers").replaceChildren(...data.layers.map((row) => element("tr", {}, named(row.name), element("td", { class: "wide" },
+  const layer = (row) => element("tr", {}, named(row.name), element("td", { class: "wide" },
     element("span", { class: "bar" }, element("i", { style: { width: `${(100 * row.forward) / longest}%`, background: "var(--c0)" } }), element("i", { style: { width: `${(100 * row.backward) / longest}%`, background: "var(--c3)" } }))),
-    ...cells(number(row.forward), number(row.backward), percent((row.forward + row.backward) / total), row.flops ? number(row.flops / 1e9) : "–", row.flops ? number(row.rate / 1e9) : "–", row.flops ? percent(row.rate / peak) : "–"), named(row.operator, row.kernel))));
+    ...cells(number(row.forward), number(row.backward), percent((row.forward + row.backward) / total), row.flops ? number(row.flops / 1e9) : "–", row.flops ? number(row.rate / 1e9) : "–", row.flops ? percent(row.rate / peak) : "–"), named(row.operator, row.kernel));
+  const large = data.layers.filter((row) => row.forward + row.backward >= 0.005 * total);
+  at("layers").replaceChildren(...large.map(layer));
+  at("moremodules").hidden = large.length === data.layers.length;
+  at("moremodules").addEventListener("click", () => {
+    at("layers").replaceChildren(...data.layers.map(layer));
+    at("moremodules").hidden = true;
+  });
   const operator = (row) => element("tr", {}, named(row.name, row.kernel), bar(row.ms / data.operators[0].ms, row.kernel ? "--c2" : "--c0"),
     ...cells(number(row.calls), number(row.ms), percent(row.ms / total), row.flops ? number(row.flops / 1e9) : "–", row.flops && row.ms ? number(row.flops / row.ms / 1e6) : "–"));
   const FIRST = 15;
