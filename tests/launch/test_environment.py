@@ -42,6 +42,14 @@ def test_place_from_slurm():
     assert (place.address, place.host, place.launcher_has_store) == ("gpu003", "gpu004", False)
 
 
+@pytest.mark.parametrize(("first", "size"), [(0, 2), (2, 2), (4, 1)])
+def test_slurm_nodes_may_have_different_numbers_of_tasks(first, size):
+    uneven = {**SLURM, "SLURM_NTASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}
+    for local_index in range(size):
+        place = find_place({**uneven, "SLURM_PROCID": str(first + local_index), "SLURM_LOCALID": str(local_index)})
+        assert (place.local_index, place.local_count) == (local_index, size)
+
+
 def test_tasks_of_one_slurm_node_meet_in_a_folder_and_those_of_several_show_a_secret_for_their_step():
     several, one = find_place(SLURM), find_place({**SLURM, "SLURM_NNODES": "1", "SLURM_RESTART_COUNT": "2"})
     assert (several.meets_at, several.folder) == ("service", "")

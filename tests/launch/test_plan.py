@@ -141,16 +141,22 @@ def test_clocks_apart_are_one_sentence():
 
 
 @pytest.mark.parametrize(
-    ("hosts", "local_count", "misplaced"),
-    [("aabb", 2, None), ("ab", 1, None), ("abab", 2, 1), ("aab", 1, 1), ("aaab", 2, 2)],
+    ("hosts", "local_counts", "misplaced"),
+    [
+        ("aabb", (2, 2, 2, 2), None),
+        ("abbb", (1, 3, 3, 3), None),
+        ("abab", (2, 2, 2, 2), 1),
+        ("aab", (1, 1, 1), 0),  # two launchers on one host
+        ("aaab", (3, 3, 3, 2), 3),
+    ],
 )
-def test_hosts_carry_equally_many_instances_one_after_the_other(hosts, local_count, misplaced):
-    hellos = [{"host": host} for host in hosts]
+def test_the_instances_of_a_host_come_one_after_the_other(hosts, local_counts, misplaced):
+    hellos = [{"host": host, "local_count": count} for host, count in zip(hosts, local_counts, strict=True)]
     if misplaced is None:
-        check_order(hellos, local_count)
+        check_order(hellos)
     else:
         with pytest.raises(UserError, match=f"instance {misplaced} is out of place"):
-            check_order(hellos, local_count)
+            check_order(hellos)
 
 
 def place(index, count=4, local_count=2, address="node1"):

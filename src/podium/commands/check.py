@@ -19,6 +19,7 @@ from podium.distributed.lockstep import largest_span
 from podium.errors import UserError
 from podium.profiling.rates import measured_rates
 from podium.recipe.loading import Recipe, load_recipe
+from podium.replica_tree import span_fits
 from podium.topology import possible_instances
 from podium.training.build import Training, build_training
 from podium.ui import console
@@ -48,7 +49,7 @@ def check(name: str, overrides: Sequence[str], keep: Path | None = None) -> bool
     training, simpler = _build(name, [*overrides, *ours])
     recipe, trained = training.recipe, [*overrides, *ours, *simpler]
     answers: list[Answer] = []
-    total = 5 + len(_counts(recipe)) + 2
+    total = 5 + len(_counts(recipe, largest_span(training.state.model))) + 2
     with console.progress_display(what="checking") as display, _trial_folder(keep) as folder:
         for done, answer in enumerate(_answers(name, trained, training, folder)):
             answers.append(answer)
@@ -76,8 +77,13 @@ def _trial_overrides(recipe: Recipe) -> list[str]:
     return short
 
 
-def _counts(recipe: Recipe) -> list[int]:
-    return [count for count in _COUNTS if count in possible_instances(recipe.batch.num_replicas)]
+def _counts(recipe: Recipe, span: int) -> list[int]:
+    """Return the numbers of instances to compare; `span`: how many replicas share statistics."""
+    num_replicas, in_rows = recipe.batch.num_replicas, recipe.parallel.shard == "parameters"
+    possible = [count for count in _COUNTS if count in possible_instances(num_replicas)]
+    return [
+        count for count in possible if span_fits(span, num_replicas, count) and not (in_rows and num_replicas % count)
+    ]
 
 
 @contextlib.contextmanager
@@ -104,7 +110,8 @@ def _answers(name: str, overrides: Sequence[str], training: Training, folder: Pa
     recipe = training.recipe
     num_blocks = len(training.task.workload.stages(training.state.model))
     difference: Difference | None = None
-    if largest_span(training.state.model) > 1:
+    counts = _counts(recipe, span := largest_span(training.state.model))
+    if span > 1:
         # These layers wait for each other's replicas, which run side by side.
         yield Answer("an update repeats", "not tried", "norm.span shares statistics between replicas")
     else:
@@ -125,7 +132,7 @@ def _answers(name: str, overrides: Sequence[str], training: Training, folder: Pa
     yield Answer("sums and counts add up", "no" if problem else "yes", problem)
     yield _speed(training)
     del training
-    yield from _trainings(Trials(folder, name, overrides), recipe, num_blocks, difference)
+    yield from _trainings(Trials(folder, name, overrides), recipe, counts, num_blocks, difference)
 
 
 def _plain(name: str, overrides: Sequence[str]) -> Recipe:
@@ -150,13 +157,14 @@ def _speed(training: Training) -> Answer:
     return Answer("time of an update", "note", f"{number(took_ms)} ms on one instance; limited by {limits}")
 
 
-def _trainings(trials: Trials, recipe: Recipe, num_blocks: int, found: Difference | None) -> Iterator[Answer]:
+def _trainings(
+    trials: Trials, recipe: Recipe, counts: list[int], num_blocks: int, found: Difference | None
+) -> Iterator[Answer]:
     first = trials.train(1)
     if first.problem:
         yield Answer("trains", "no", first.problem)
         return
     yield Answer("trains", "yes", f"weights {first.sha256[:16]}")
-    counts = _counts(recipe)
     for count in counts[1:]:
         yield _compared(f"same weights on {count} instances", first, trials.train(count), found)
     killed = trials.train_killed(1, counts[-1], _KILLED_AFTER)

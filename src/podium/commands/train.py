@@ -32,6 +32,7 @@ from podium.topology import (
     Topology,
     auto_instances,
     build_topology,
+    parse_hosts,
     possible_instances,
     resolve_threads,
     usable_cores,
@@ -166,21 +167,24 @@ def topology(name: str, overrides: list[str], num_instances: str | None, hosts: 
 
 def _topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> Topology:
     """Return a topology with as many instances as asked for, or the minimum that stages and hosts allow."""
-    names = tuple(name.strip() for name in hosts.split(",")) if hosts else ("this host",)
-    if not all(names):
-        raise UserError(f"--hosts {hosts}: expected host names separated by commas")
+    if num_instances not in (None, "auto") and not (num_instances.isdecimal() and int(num_instances) > 0):
+        raise UserError(f"--instances {num_instances}: expected a number or auto")
+    asked = None if num_instances in (None, "auto") else int(num_instances)
+    names, sizes = parse_hosts(hosts, asked) if hosts else (("this host",), ())
     num_replicas, num_stages = recipe.batch.num_replicas, recipe.parallel.num_stages
-    if num_instances is None:
+    if sizes:
+        if num_instances == "auto":
+            raise UserError(f"--instances auto does not go with --hosts {hosts}, which gives numbers of instances")
+        count = sum(sizes)
+    elif asked is not None:
+        count = asked
+    elif num_instances is None:
         count = next(iter(possible_instances(num_replicas, num_stages, len(names))), num_stages)
-    elif num_instances == "auto":
+    else:
         cores = len(usable_cores())
         threads = resolve_threads(recipe.engine.threads, cores, num_replicas * num_stages)
         count = auto_instances(num_replicas, cores * len(names), threads, num_stages, len(names))
-    elif num_instances.isdecimal() and int(num_instances) > 0:
-        count = int(num_instances)
-    else:
-        raise UserError(f"--instances {num_instances}: expected a number or auto")
-    return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers)
+    return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers, sizes)
 
 
 def _launch(
@@ -199,14 +203,14 @@ def _launch(
 
     cores = len(usable_cores())
     threads = resolve_threads(recipe.engine.threads, cores, topology.num_replicas * topology.num_stages)
-    if topology.instances_per_host * threads > cores:
-        warn(
-            f"{topology.instances_per_host} instances × {threads} threads share the {cores} cores of this host "
-            "and will slow each other down"
-        )
     command = (sys.executable, "-m", "podium", *arguments)
     index = find_host_index(os.environ) if join else None
     plan = plan_launch(topology, local_names(), recipe.launch.port, command, index, started_again=started_again)
+    if len(plan.instances) * threads > cores:
+        warn(
+            f"{len(plan.instances)} instances × {threads} threads share the {cores} cores of this host "
+            "and will slow each other down"
+        )
     others = {}
     if hosts and not join:
         whole = (*command, "--hosts", hosts, "--instances", str(topology.num_instances))

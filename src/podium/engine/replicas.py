@@ -37,7 +37,7 @@ class LocalReplicas:
         loss_scale: LossScale,
         span: Span = lambda name: NO_SPAN,
     ) -> None:
-        self._workload, self._numbers, self._seed = workload, numbers, seed
+        self._workload, self.numbers, self._seed = workload, numbers, seed
         self._buffers, self._device, self._loss_scale, self._span = list(buffers), device, loss_scale, span
         self.num, self.num_micro_batches = len(numbers), num_micro_batches
         #: losses that the host has not read yet
@@ -66,7 +66,7 @@ class LocalReplicas:
 
     def enter(self, slot: int, index: int) -> None:
         """Seed torch for a micro-batch, whose random numbers depend only on its update, replica and index."""
-        enter_micro_batch(self._device, self._seed, MicroBatch(self._update, self._numbers[slot], index))
+        enter_micro_batch(self._device, self._seed, MicroBatch(self._update, self.numbers[slot], index))
 
     def forward(self, model: nn.Module, slot: int, index: int) -> Loss:
         """Run the forward pass of a micro-batch."""

@@ -30,6 +30,7 @@ from podium.machine import foreach
 from podium.optim.optimisers import clip_divisor, step
 from podium.optim.stochastic_rounding import StochasticRounding
 from podium.recipe.sections.batch import BatchSection
+from podium.replica_tree import deal
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,9 @@ class Engine:
         self._buffers = [buffer for buffer in model.buffers() if not buffer.is_meta]
         self._averaged = [buffer for buffer in self._buffers if buffer.is_floating_point()]
         self._num_replicas = batch.num_replicas
-        num_local = batch.num_replicas // group.count
         self._replicas = LocalReplicas(
             task.workload,
-            range(group.index * num_local, (group.index + 1) * num_local),
+            deal(batch.num_replicas, group.count)[group.index],
             batch.num_accumulation,
             options.seed,
             self._buffers,
@@ -95,7 +95,9 @@ class Engine:
             if (span := largest_span(model)) > 1:
                 raise UserError(f"norm.span = {span} cannot be compiled: leave engine.compile=false")
             self._compiled = compiled(model, device)
-        parallelism.connect(self._compiled or model, self._params, self._averaged, num_local, self._events.waited)
+        parallelism.connect(
+            self._compiled or model, self._params, self._averaged, batch.num_replicas, self._events.waited
+        )
 
     def update(self, update: int, samples: Mapping[str, Tensor], lr: float, stop: bool = False) -> bool:
         """Make update number `update` (0-based); `samples`: (local replicas, accumulation, micro-batch, …).

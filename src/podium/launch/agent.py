@@ -163,11 +163,10 @@ class _Host:
 
     def _start(self, attempt: int) -> None:
         plan, self._exit_codes = self._plan, {}
-        count, local_count = plan.topology.num_instances, plan.topology.instances_per_host
+        count, local_count = plan.topology.num_instances, len(plan.instances)
         common = {**os.environ, **launch_environment(str(self.folder), self._name, usable_cores())}
         environments = {}
-        for local_index in range(local_count):
-            index = plan.host_index * local_count + local_index
+        for local_index, index in enumerate(plan.instances):
             place = place_environment(self._meeting, index, count, local_index, local_count, attempt)
             environments[index] = {**common, **place}
         self.instances.start(plan.command, environments)

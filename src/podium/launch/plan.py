@@ -13,7 +13,7 @@ _SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One host's part: start `instances_per_host` processes of `command`, and meet the other hosts at `meeting`."""
+    """One host's part: start a process of `command` for each of `instances`, and meet the other hosts at `meeting`."""
 
     topology: Topology
     host_index: int
@@ -26,6 +26,11 @@ class LaunchPlan:
     @property
     def host(self) -> str:
         return self.topology.hosts[self.host_index]
+
+    @property
+    def instances(self) -> range:
+        """The instances of this host."""
+        return self.topology.instances_on(self.host_index)
 
     @property
     def alone(self) -> bool:

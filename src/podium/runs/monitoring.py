@@ -54,7 +54,7 @@ class Monitoring:
         self._began = time.monotonic()
         if self._on:
             self._uuid = _uuid(placement.device)
-            first_of_host = placement.instances.index % placement.topology.instances_per_host == 0
+            first_of_host = placement.instances.index == placement.instances.neighbours.start
             self._meter = UsageMeter(host=first_of_host, accelerator=Accelerator(self._uuid))
 
     def __enter__(self) -> Self:

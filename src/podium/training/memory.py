@@ -19,6 +19,7 @@ from podium.errors import UserError
 from podium.layers.norm import inside
 from podium.machine.memory import host_bytes, peak_bytes, reset_peak, resident_bytes
 from podium.optim.state_tensors import state_tensors
+from podium.replica_tree import subtrees
 from podium.training.build import Training
 from podium.training.feeding import feed_bytes
 from podium.ui.console import warn
@@ -55,17 +56,18 @@ def check_memory(training: Training) -> None:
     if mode == "off":
         return
     total, available = host_bytes()
-    found = estimate(training, enough=available // 2 // placement.topology.instances_per_host)
+    found = estimate(training, enough=available // 2 // len(placement.instances.neighbours))
     own = [found.total, found.now, found.passes, total, available] if found else [0] * 5
     everyone = placement.instances.gather(torch.tensor(own, dtype=torch.int64)).reshape(-1, len(own)).tolist()
-    per_host = placement.topology.instances_per_host
-    for first in range(0, len(everyone), per_host):
-        here = everyone[first : first + per_host]
+    topology = placement.topology
+    for number, host in enumerate(topology.hosts):
+        members = topology.instances_on(number)
+        here = everyone[members.start : members.stop]
         if not all(row[0] for row in here):
             continue
         needed, present = sum(row[0] for row in here), sum(row[1] for row in here)
         total, available = min(row[3] for row in here), min(row[4] for row in here)
-        where = placement.topology.host_of(first) if len(placement.topology.hosts) > 1 else "this host"
+        where = host if len(topology.hosts) > 1 else "this host"
         passes = max(row[2] for row in here)
         if needed > total:
             sentence = _sentence(training, needed, f"{where} has {total / _GB:.1f} GB", passes)
@@ -78,7 +80,7 @@ def check_memory(training: Training) -> None:
 
 
 def _sentence(training: Training, needed: int, there_is: str, passes: int) -> str:
-    recipe, count = training.recipe, training.placement.topology.instances_per_host
+    recipe, count = training.recipe, max(training.placement.topology.host_sizes)
     advice = ["a smaller batch.micro"] if recipe.batch.micro_batch > 1 else []
     advice += ["parallel.recompute=true"] if not recipe.parallel.recompute else []
     advice += ["parallel.stages over several hosts"] if recipe.parallel.num_stages == 1 else []
@@ -119,7 +121,8 @@ def _rest(training: Training) -> int:
     gradients = sum(param.numel() * param.element_size() for param in state.model.parameters() if param.requires_grad)
     weights = sum(tensor.numel() * tensor.element_size() for tensor in state.model.state_dict().values())
     num_local = len(training.placement.replicas)
-    sums = gradients * (math.ceil(math.log2(num_local)) + (parallelism.data_group.count > 1))
+    num_subtrees = len(subtrees(training.placement.replicas, training.placement.topology.num_replicas))
+    sums = gradients * (math.ceil(math.log2(num_local)) + (parallelism.data_group.count > 1) * num_subtrees)
     average = weights if state.average is not None else 0
     unmade = 0 if state.optimiser.own is None else state.optimiser.own.unmade_bytes()
     copies = 0
@@ -150,7 +153,8 @@ def _extended(training: Training, micro_batch: int, *, train: bool = True) -> in
         return first
     # The first trial says how many samples the second may have, so that it does no harm itself.
     _, available = host_bytes()
-    affordable = int(_TRIAL_SHARE * available / training.placement.topology.instances_per_host / max(1, first) * few)
+    sharing = len(training.placement.instances.neighbours)
+    affordable = int(_TRIAL_SHARE * available / sharing / max(1, first) * few)
     more = max(few + 1, min(max(2 * few, micro_batch // _SHARE), affordable, micro_batch))
     second = _trial(training, more, train=train)
     slope = max(0.0, (second - first) / (more - few))

@@ -168,7 +168,7 @@ def main() -> None:
     end_with_launcher(os.environ)
     point = MeetingPoint(place, None)  # kept: the connection lasts as long as it does
     store = dist.PrefixStore("tune", point.connect(_START_S))
-    instances = Instances.join(store, place.index, place.count, _START_S, place.local_count)
+    instances = Instances.join(store, place.index, place.count, _START_S, [place.local_count])
     recipe = load_recipe(name, overrides)
     first: Task | None = None
     for line in sys.stdin:
