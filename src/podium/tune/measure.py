@@ -117,9 +117,9 @@ def _read_line(stream: IO[bytes] | None, deadline: float) -> bytes:
 # --- in the processes ----------------------------------------------------------------------------------------------
 
 
-def measured_updates(training: Training, seconds: float) -> tuple[float, list[float]]:
-    """Return samples/s of all instances together and the seconds of each update here, after a warm-up that also shows
-    how many updates fill `seconds`."""
+def measured_updates(training: Training, seconds: float) -> tuple[float, list[float], float]:
+    """Return samples/s of all instances together, the seconds of each update here and the processor time of one, after
+    a warm-up that also shows how many updates fill `seconds`."""
     recipe, instances = training.recipe, training.placement.instances
     times: list[float] = []
     engine = build_engine(training)
@@ -138,8 +138,10 @@ def measured_updates(training: Training, seconds: float) -> tuple[float, list[fl
         run(0, 1)
         per_update = run(1, _NUM_WARM_UP) / _NUM_WARM_UP
         count = max(_MIN_UPDATES, math.ceil(seconds / per_update))
+        busy = time.process_time()
         took = run(1 + _NUM_WARM_UP, count)
-    return count * recipe.batch.global_batch / took, [after - before for before, after in pairwise(times)]
+        busy = (time.process_time() - busy) / count
+    return count * recipe.batch.global_batch / took, [after - before for before, after in pairwise(times)], busy
 
 
 def main() -> None:
@@ -159,7 +161,7 @@ def main() -> None:
         try:
             training = _built(recipe_with(recipe, request["keys"]), instances, first)
             first = first or training.task
-            answer["rate"], answer["updates"] = measured_updates(training, request["seconds"])
+            answer["rate"], answer["updates"], answer["busy"] = measured_updates(training, request["seconds"])
         except PodiumError as error:  # the same on all instances: it depends on the recipe alone
             answer["problem"] = str(error)
         print(json.dumps(answer), flush=True)
