@@ -86,7 +86,7 @@ def reduction_load(num_bytes: int, num_hosts: int, per_host: int) -> tuple[float
     return rounds / min(_LANES, len(sizes)), sent
 
 
-def fitted(sizes: Mapping[int, float], num_hosts: int) -> Network:
+def fitted(sizes: Mapping[int, float], num_hosts: int, source: str = "measured between the hosts") -> Network:
     """Return the network that explains the seconds of exact sums of so many bytes, one instance on each host."""
     rows, seconds = [], []
     for num_bytes, took in sizes.items():
@@ -98,4 +98,4 @@ def fitted(sizes: Mapping[int, float], num_hosts: int) -> Network:
     scale = np.array(seconds)
     (latency, per_byte), *_ = np.linalg.lstsq(np.array(rows) / scale[:, None], np.ones(len(rows)), rcond=None)
     latency, per_byte = max(1e-7, float(latency)), max(1e-13, float(per_byte))
-    return Network(latency, 1 / per_byte, (0.85, 1.1), "measured between the hosts")
+    return Network(latency, 1 / per_byte, (0.85, 1.1), source)
