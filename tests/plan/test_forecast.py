@@ -11,8 +11,8 @@ from podium.plan.network import PRESETS, Network
 PARTS = Components(
     measured="2026-01-01", num_cores=2, threads=1,
     times={1: HostTimes(0.010, 0.008, 0.01, 0.010, 0.008), 2: HostTimes(0.012, 0.009, 0.01, 0.0115, 0.009)},
-    crowded=HostTimes(0.025, 0.018, 0.01, 0.0122, 0.0088), jitter=0.05, gradient_bytes=8 << 20, memory_bytes=10**9, valid_s=1e-4, save_s=0.01, startup_s=1.0, warm_up_s=0.01,
-   
+    crowded=HostTimes(0.025, 0.018, 0.01, 0.0122, 0.0088),
+    jitter=0.05, gradient_bytes=8 << 20, memory_bytes=10**9, valid_s=1e-4, save_s=0.01, startup_s=1.0, warm_up_s=0.01,
     num_samples=10**6, num_valid_samples=1000,
 )  # fmt: skip
 ALONE = Shape(1, 1, 1, 64, 1, 1000, 500, 2, 2)

@@ -2,9 +2,9 @@
 
 A run that cannot fit would swap for hours or be killed at some later time; it is refused with what to change instead.
 Nothing is assumed of the model. Most trainings fit many times over, which passes with two samples show already. Else
-passes with as many samples as do no harm are recorded, and every request of theirs to the allocator is extended to the
-whole micro-batch. A training, with what it keeps (gradients of other replicas, copies for checkpoints, the feed), is then
-replayed on a model of the allocator, which also tells what lies between blocks.
+passes with as many samples as do no harm are recorded, and every request of theirs to the allocator is extended to
+the whole micro-batch. A training, with what it keeps (gradients of other replicas, copies for checkpoints, the feed),
+is then replayed on a model of the allocator, which also tells what lies between blocks.
 """
 
 import math
