@@ -39,6 +39,7 @@ MEMORY = {
     "cnn": ("cnn/quick", (32, 128), ["workload.data.samples=2048"]),
     "cosmology": ("cosmology/quick", (1, 4), ["workload.data.samples=32", "workload.data.valid_samples=8"]),
     "gpt2": ("gpt2/quick", (8, 32), ["workload.data.samples=2048", "workload.model.vocabulary=4096"]),
+    "gpt2, 50,257 tokens": ("gpt2/quick", (8, 16), ["workload.data.samples=2048", "valid.max_samples=128"]),
     "bert": ("bert/quick", (8, 32), ["workload.data.samples=2048"]),
 }
 COUNTS = (1, 2, 4)
