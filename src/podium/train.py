@@ -181,7 +181,7 @@ def _report(run: Run, training: Training, clock: Clock, summary: SummaryWriter) 
     with clock.phase("report"), training.parallelism.whole_model() as model:
         if lead:
             with console.only_warned("the run is complete, without a report: `podium predict` draws it", Exception):
-                from podium.runs.report import draw_report  # imports matplotlib, which takes long
+                from podium.report.prediction import draw_report  # imports Pillow and jinja, which take long
 
                 workload, micro_batch = training.task.workload, training.recipe.valid.micro
                 model = _whole_model(run, training, model)

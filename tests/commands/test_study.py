@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from podium.runs.folder import Run
+from podium.study.definition import check_values, study_from_tree
 from podium.study.folder import StudyFolder
 from tests.support.processes import assert_user_error, podium_ended, podium_here, run_files, started
 from tests.support.recipes import TINY
@@ -134,7 +135,7 @@ def test_optuna_reads_an_export(folder):
 @pytest.mark.slow
 def test_status_and_refusals_of_a_finished_study(folder):
     shown = podium_here("study", "status", folder / "grid")
-    assert "4 of 4 runs chosen" in shown.stdout
+    assert "valid/loss by optim.lr and batch.replicas" in shown.stdout
     assert "nobody works on it now" in shown.stdout
     tree = json.loads(podium_here("study", "status", folder / "grid", "--json").stdout)
     assert [run["state"] for run in tree["runs"]] == ["finished"] * 4
@@ -144,6 +145,26 @@ def test_status_and_refusals_of_a_finished_study(folder):
     with StudyFolder(folder / "grid").locked():
         assert_user_error(podium_here("study", *GRID, "--out", folder / "grid"), "another process is working on")
     assert run_files(folder / "grid") == before
+
+
+@pytest.mark.slow
+def test_a_study_whose_runs_cannot_begin_leaves_nothing_to_mix_with(tmp_path):
+    wrong = podium_ended(tmp_path, "study", *GRID, "schedule.warmup=50ep", "--out", "study", "--at-once", 1)
+    assert wrong.returncode == 2
+    assert "run 0: schedule.warmup = 50ep" in wrong.stderr
+    right = podium_ended(tmp_path, "study", *GRID, "schedule.warmup=1ep", "--out", "study", "--runs", 1)
+    assert right.returncode == 0, right.stderr
+    assert [row["state"] for row in rows(tmp_path / "study")] == ["finished"]
+
+
+@pytest.mark.parametrize("facts", ['{"seconds": "x"}', '{"importances": 7}', '{"command": [1]}', "[1"])
+def test_small_facts_that_are_damaged_are_named(facts, tmp_path):
+    study = StudyFolder(tmp_path)
+    defined = study_from_tree({"recipe": "neuron", "values": {"optim.lr": [1e-3, 2e-3]}}, "here")
+    study.write_definition(defined, check_values(defined), ["podium"])
+    study.facts_file.write_text(facts)
+    for words in (["status", tmp_path], [tmp_path]):
+        assert_user_error(podium_here("study", *words), "study.json is damaged")
 
 
 @pytest.mark.parametrize(

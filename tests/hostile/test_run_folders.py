@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 from podium.checkpoints import huggingface, reading
 from podium.checkpoints.tensor_file import tensors_in
 from podium.commands.show import describe
-from podium.contract import Prediction
 from podium.distributed.digest import weights_sha256
 from podium.engine.saved_state import check_saved
 from podium.errors import UserError
 from podium.launch.failures import Failure, read_failures, write_failure
+from podium.report.prediction import write_run_report
 from podium.runs.curves import draw_curves
 from podium.runs.facts import read_records
 from podium.runs.folder import Run
-from podium.runs.report import Report
 from podium.runs.trackers import kept_id
 from podium.training.build import build_model
 from podium.ui.run_summary import summary_table
@@ -158,7 +157,7 @@ def _everything_shown(run: Run) -> None:
     if summary:
         summary_table("run", summary)
     run.command()
-    Report(run, Prediction([], []), []).write()
+    write_run_report(run)
 
 
 def test_summaries_and_environments_with_any_content(run):

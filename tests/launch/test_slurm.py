@@ -1,7 +1,6 @@
 """A real Slurm with two nodes starts the instances, interrupts them, and starts them again."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -11,21 +10,12 @@ from podium.runs.folder import Run
 from tests.support.hosts import ended
 from tests.support.processes import num_records, sentence, until
 from tests.support.recipes import recipe_of
-from tests.support.slurm import Slurm, missing_commands, running_slurm
 
 pytestmark = pytest.mark.slow
 
 PODIUM = Path(sys.executable).parent / "podium"
 SHORT = [*recipe_of("mnist"), "batch.replicas=2", "train.length=12up"]
 LONG = [*recipe_of("mnist"), "batch.replicas=2", "train.length=400up"]  # long enough for a signal to come in time
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory) -> Iterator[Slurm]:
-    if missing := missing_commands():
-        pytest.skip(f"Slurm or munge is not installed (no {', '.join(missing)})")
-    with running_slurm(tmp_path_factory.mktemp("slurm")) as running:
-        yield running
 
 
 def listening_addresses() -> set[str]:

@@ -136,6 +136,19 @@ def test_another_user_of_the_machine_finds_nothing_to_connect_to(tmp_path, weigh
     assert Run(tmp_path / "run").summary()["weights_sha256"] == weights_alone(recipe_of("mnist"))
 
 
+@pytest.mark.parametrize("mode", ["engine.reduction=fast", "parallel.stages=2"])
+def test_ports_of_gloo_answer_nobody_once_the_instances_are_connected(tmp_path, mode):
+    with started("train", *recipe_of("mnist"), mode, "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
+        launched.until_records(tmp_path / "run", 2)
+        ports = open_ports(processes_of(launched))
+        assert ports
+        for address in ports:
+            with pytest.raises(TimeoutError):
+                socket.create_connection(address, timeout=0.3)
+        done = launched.ended()
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_run_on_one_host_opens_no_port_from_start_to_end(tmp_path):
     seen: set[tuple[str, int]] = set()
     with started("train", *recipe_of("mnist"), "--instances", 2, "--out", "run", cwd=tmp_path) as launched:

@@ -1,6 +1,7 @@
 """Optimisers do what their formulas and torch say, from summed gradients, and their state survives a checkpoint."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -395,6 +396,14 @@ def test_clipping_agrees_with_torch_and_takes_a_count_on_the_device():
     torch.testing.assert_close(norm, expected)
     for param, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(param.grad / divisor, other.grad, rtol=1e-6, atol=1e-9)
+
+
+def test_gradients_in_half_precision_are_clipped_though_their_norm_is_beyond_its_range():
+    grads = [torch.full((1000,), 3000.0, dtype=torch.float16), torch.ones(3, dtype=torch.float16)]
+    divisor, norm = clip_divisor(norms_of(grads), 4, 1.0)
+    assert norm.item() == pytest.approx(3000 * math.sqrt(1000) / 4, rel=1e-6)
+    clipped = torch.cat([grad.float() / divisor for grad in grads]).norm()
+    assert clipped.item() == pytest.approx(1.0, rel=1e-5)
 
 
 def test_a_gradient_that_is_not_finite_is_not_hidden_by_clipping():

@@ -91,7 +91,7 @@ class Failing:
             raise ConnectionError("the service\nis down")
         self.written.append(entry)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         raise ConnectionError("still down")
 
 

@@ -67,6 +67,20 @@ def test_mlflow_holds_recipe_and_records_and_a_resumed_run_goes_on(tmp_path, mon
         assert shown == closely({r["update"]: r[name] for r in run.records() if name in r})
 
 
+@needs_mlflow
+@pytest.mark.slow
+def test_mlflow_shows_a_training_that_failed_as_failed(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow.tracking import MlflowClient
+
+    section = LogSection(tensorboard=False, mlflow="local")
+    with pytest.raises(ZeroDivisionError), Telemetry(section, Run(tmp_path / "run"), {}, 0, pytest.fail):
+        raise ZeroDivisionError
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    (found,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    assert found.info.status == "FAILED"
+
+
 @needs_trackio
 @pytest.mark.slow
 def test_trackio_holds_recipe_and_records_and_a_resumed_run_goes_on(tmp_path, monkeypatch):

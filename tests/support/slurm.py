@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import until
 
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -120,6 +122,15 @@ def running_slurm(folder: Path) -> Iterator[Slurm]:
         services.callback(_cancel_all, slurm)
         slurm.wait_for_nodes()
         yield slurm
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory) -> Iterator[Slurm]:
+    """One for all tests; each leaves it with two nodes that have nothing to do."""
+    if missing := missing_commands():
+        pytest.skip(f"Slurm or munge is not installed (no {', '.join(missing)})")
+    with running_slurm(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
 
 
 def _cancel_all(slurm: Slurm) -> None:

@@ -8,9 +8,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from podium import __version__
-from podium.cli import looking, measuring, results, training
+from podium.cli import comparing, looking, measuring, results, submit, training
 from podium.cli.data import data_app
 from podium.cli.study import study_app
+from podium.cli.submit import attempt_app, on_host_app, submit_app
 from podium.errors import PodiumError, UserError
 from podium.machine.memory_shortage import check_address_space, memory_shortage
 from podium.ui.streams import lost_results, outlive_readers
@@ -35,12 +36,17 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (training.train, training.resume, training.extend, training.topology),
     "Measure and predict": (measuring.tune, measuring.plan, measuring.profile, measuring.check),
     "Use what was trained": (results.validate, results.predict, results.export, results.average),
+    "Compare runs": (comparing.report,),
+    "On clusters": (submit.jobs, submit.status, submit.logs, submit.cancel),
     "Look around": (looking.recipes, looking.workloads, looking.new, looking.show, looking.doctor),
 }
 for _panel, _commands in _COMMANDS.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
 app.add_typer(study_app, name="study", rich_help_panel="Train")
+app.add_typer(submit_app, name="submit", rich_help_panel="On clusters")
+app.add_typer(attempt_app, name="attempt", hidden=True)
+app.add_typer(on_host_app, name="on-host", hidden=True)
 app.add_typer(data_app, name="data", rich_help_panel="Look around")
 
 #: of an error; what files hold may be quoted in it
@@ -81,7 +87,11 @@ def _version(asked: bool) -> None:
 
 
 #: commands that do without torch
-_LIGHT = ("show", "recipes", "data", "doctor", "study")
+_LIGHT = (
+    *("show", "recipes", "data", "doctor", "study", "submit", "jobs", "status", "logs", "cancel"),
+    *("attempt", "on-host"),
+    *("report", "compare", "runs", "board"),
+)
 
 
 @app.callback()

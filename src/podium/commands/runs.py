@@ -109,7 +109,7 @@ def _evaluated(training: Training, split: Split, update: int) -> dict[str, float
 
 def predict(run: Run, which: str, overrides: Iterable[str] = ()) -> None:
     """Draw the pictures of a checkpoint again and print its tables; `overrides` change `workload.data` for it."""
-    from podium.runs.report import draw_report  # with matplotlib, which takes long to import
+    from podium.report.prediction import draw_report
 
     recipe = run.recipe()
     keys = dict(parse_override(text, type(recipe)) for text in overrides)

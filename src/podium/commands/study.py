@@ -24,6 +24,7 @@ from podium.study.executor import LocalProcesses
 from podium.study.export import export_study
 from podium.study.folder import StudyFolder, check_free, open_study, values_text
 from podium.study.notation import read_words
+from podium.study.pivot import pivot_table
 from podium.study.records import Records, by_point, point_value
 from podium.study.steps import best_point
 from podium.topology import usable_cores
@@ -52,6 +53,8 @@ def study(what: str, words: list[str], out: Path | None, options: Options) -> No
     check_free(folder.path)
     _warn_of_timed_metrics(defined)
     with folder.locked():
+        if folder.exists and not folder.has_results():
+            folder.clear()  # it ended before anything was trained: nothing is mixed
         if folder.exists:
             check_same_study(folder, defined, base.tree(), identity(base.workload.name))
         folder.write_definition(defined, base, ["podium", *sys.argv[1:]])
@@ -64,8 +67,9 @@ def study(what: str, words: list[str], out: Path | None, options: Options) -> No
                 end = conductor.run()
             finally:
                 folder.write_table(defined, conductor.log.records)
-        _keep_importances(folder, defined, conductor.log.records)
-    show_table(study_table(folder, defined, conductor.log.records))
+        if end.steps.complete:
+            _keep_importances(folder, defined, conductor.log.records)
+    _show_tables(folder, defined, conductor.log.records)
     _conclude(folder, defined, conductor.log.records, end)
 
 
@@ -119,6 +123,9 @@ def _executor(study: StudySection, base: Recipe, most: int | None) -> LocalProce
     slots = most or max(1, len(cores) // width)
     if slots * width > len(cores) and slots > 1:
         warn(f"{slots} runs at once × {width} threads share {len(cores)} cores, and will slow each other down")
+    at_once = "one run at a time" if slots == 1 else f"{slots} runs at once"
+    memory = ", fewer while memory is short" if most is None and slots > 1 else ""
+    say(f"{at_once}, {width} thread{'s' if width > 1 else ''} each, on {len(cores)} cores{memory}")
     return LocalProcesses(slots, cores, watch_memory=most is None)
 
 
@@ -141,8 +148,8 @@ def _conclude(folder: StudyFolder, study: StudySection, records: Records, end: E
     best = best_point(study, records)
     if best is not None:
         say(_best_text(study, records, best))
-    for name, share in folder.facts().get("importances", {}).items():
-        say(f"importance of {visible(str(name))}: {100 * float(share):.0f} %")
+    for name, share in folder.facts().importances.items() if end.steps.complete else ():
+        say(f"importance of {visible(name)}: {100 * share:.0f} %")
     if end.steps.reached is not None:
         say(f"the target {number(study.target or 0.0)} is reached")
     elif study.target is not None and end.steps.complete:
@@ -167,25 +174,30 @@ def _best_text(study: StudySection, records: Records, point: int) -> str:
     return f"best: {visible(study.metric)} {number(value)}{over} ({values_text(runs[0].values) or 'nothing varied'})"
 
 
+def _show_tables(folder: StudyFolder, study: StudySection, records: Records) -> None:
+    show_table(study_table(folder, study, records))
+    pivot = pivot_table(study, records)
+    if pivot is not None:
+        show_table(pivot)
+
+
 def show_status(path: Path, *, as_json: bool) -> None:
     """Print how far a study is, as a table or as JSON."""
     folder = open_study(path)
-    defined, records = folder.definition(), folder.records()
+    defined, records, facts = folder.definition(), folder.records(), folder.facts()
     if as_json:
         tree = {
             "study": defined.tree(),
-            "facts": folder.facts(),
+            "facts": facts.model_dump(),
             "runs": [one.model_dump() for one in records.values()],
         }
         print(json.dumps(tree, indent=1))
         return
-    show_table(study_table(folder, defined, records))
+    _show_tables(folder, defined, records)
+    missing = defined.num_points * defined.num_seeds - len(records)
+    chosen = f"; up to {missing} more runs to come" if missing > 0 else ""
     going = "is being worked on" if folder.is_locked() else "nobody works on it now"
-    total = defined.num_points * defined.num_seeds
-    seconds = folder.facts().get("seconds", 0.0)
-    out.print(
-        f"{len(records)} of {total} runs chosen, {clock_text(float(seconds))} of work so far; {going}", highlight=False
-    )
+    out.print(f"{clock_text(facts.seconds)} of work so far; {going}{chosen}", highlight=False)
     for record in records.values():
         for crash in record.crashes:
             out.print(f"run {record.number} has crashed: {visible(crash)}", markup=False, highlight=False)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from podium.distributed.closed_ports import only_own_connections
 from podium.distributed.lost import naming_lost_instance
 from podium.distributed.shared_memory import SharedMemory
 
@@ -109,7 +110,7 @@ class Instances:
         """
         if self._group is None:
             assert self._connect is not None, "alone, or closed"
-            with naming_lost_instance(None):
+            with naming_lost_instance(None), only_own_connections():
                 self._group = self._connect()
         return self._group
 
@@ -130,7 +131,7 @@ class Instances:
             connect = None if group is None else lambda: group
             return Instances(members.index(self.index), len(members), connect, self.timeout_s, num_per_host, members)
 
-        with naming_lost_instance(None):
+        with naming_lost_instance(None), only_own_connections():
             same_stage = [part(range(stage, self.count, num_stages), per_host) for stage in range(num_stages)]
             same_replicas = [part(range(first, first + num_stages), 1) for first in range(0, self.count, num_stages)]
         (data_group,) = filter(None, same_stage)

@@ -54,6 +54,8 @@ def _aligned(params: Tensors, grads: Tensors) -> Tensors:
 def _in_memory_order(params: Tensors, grads: Tensors, slots: list[Tensors]) -> tuple[Tensors, Tensors, list[Tensors]]:
     """Return the same tensors with their axes in memory order, for elementwise kernels: torch's fused ones would copy
     other layouts back and forth (17 million weights of a 3D convolution, two cores: 12 ms instead of 68)."""
+    if all(map(Tensor.is_contiguous, params)) and all(map(Tensor.is_contiguous, grads)):
+        return params, grads, slots  # the usual case, in a tenth of the time
     grads = _aligned(params, grads)
     orders = {
         i: sorted(range(param.dim()), key=param.stride, reverse=True)
@@ -210,8 +212,10 @@ def _lamb(
 
 
 def norms_of(tensors: Tensors) -> Tensor:
-    """Return the norm of each tensor, (tensors,), on their device."""
-    return torch.stack(foreach.norm(tensors))
+    """Return the norm of each tensor, (tensors,), on their device, in single precision at least: finite gradients in
+    half precision may have norms beyond its range."""
+    half = any(tensor.dtype.itemsize < 4 for tensor in tensors)
+    return torch.stack(foreach.norm(tensors, dtype=torch.float32 if half else None))
 
 
 def _or_one(ratios: Tensor, *norms: Tensor) -> Tensor:

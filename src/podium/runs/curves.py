@@ -1,4 +1,4 @@
-"""The curves of a report: one drawing for every metric that the records hold, and one of the learning rate."""
+"""The curves of a run in a notebook: one drawing for every metric that it recorded, and one of the learning rate."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -6,6 +6,7 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
+from podium.runs.facts import shorter_than_an_epoch
 from podium.runs.folder import Run
 from podium.ui import figures
 
@@ -39,12 +40,6 @@ def draw_curves(run: Run) -> list[str]:
 def _drawable(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record without numbers that cannot be drawn: not finite, or so large that an axis would never end."""
     return {key: value for key, value in record.items() if value == 0 or 1 / _LARGEST < abs(value) < _LARGEST}
-
-
-def shorter_than_an_epoch(summary: Mapping[str, Any]) -> bool:
-    """Return whether epochs say nothing about how far a training is, but updates do."""
-    updates = summary.get("updates", 0)
-    return updates > 0 and summary["epochs"] * summary["total_updates"] < updates
 
 
 def metric_lines(records: Sequence[Mapping[str, Any]], along: Along = "epoch") -> dict[str, dict[str, Points]]:

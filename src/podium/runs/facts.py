@@ -107,6 +107,12 @@ def read_summary(path: Path, *, whole: bool = False) -> dict[str, Any]:
     return summary
 
 
+def shorter_than_an_epoch(summary: Mapping[str, Any]) -> bool:
+    """Return whether epochs say nothing about how far a training is, but updates do."""
+    updates = summary.get("updates", 0)
+    return bool(updates > 0 and summary.get("epochs", 0) * summary.get("total_updates", 0) < updates)
+
+
 def read_environment(path: Path) -> dict[str, Any]:
     """Return the environment that a run was started in, empty where there is no record of it."""
     return _checked(path, _Environment, "restore it from a copy, or move it away: the run continues without it")

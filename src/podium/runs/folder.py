@@ -3,7 +3,6 @@
 Reading a run loads no torch; only `environment`, which describes the machine for a new one, does.
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -20,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from podium import __version__
 from podium.errors import UserError, system_reason, writing
 from podium.launch.environment import user_command
-from podium.machine.bounded_files import append_regular, open_regular, write_new
+from podium.machine.bounded_files import write_new
+from podium.machine.folder_lock import is_taken, only_here
 from podium.machine.numerics import numerics_variables
 from podium.recipe.loading import Recipe, read_yaml, recipe_from_tree, to_yaml
 from podium.runs import observer_code, own_code
@@ -42,6 +42,10 @@ BIT_CONDITIONS = (
     "kernels",
     "numerics_variables",
 )
+
+
+#: folder of a run or study that was submitted to a scheduler: its recipe, script and log (`podium.submit`)
+JOB = "job"
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,7 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep any other process from training in this folder; the system unlocks it when this process ends."""
-        with writing(self.lock_file):
-            file = append_regular(self.lock_file)
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"{self.path} is being trained by another process") from None
+        with only_here(self.lock_file, f"{self.path} is being trained by another process"):
             yield
 
     def state(self) -> str:
@@ -115,17 +113,7 @@ class Run:
         A process that is killed cannot say so: its summary goes on saying `running`, yet its lock is gone.
         """
         state = str(self.summary().get("state", "not started"))
-        return "killed" if state == "running" and not self._is_locked() else state
-
-    def _is_locked(self) -> bool:
-        try:
-            with open_regular(self.lock_file) as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except OSError:  # locked, or not ours to look at
-            return True
-        return False
+        return "killed" if state == "running" and not is_taken(self.lock_file) else state
 
     def command(self) -> list[str]:
         """Return the command that started the run, in the words that a person would type."""
@@ -180,7 +168,7 @@ def check_free(path: Path) -> None:
         raise UserError(f"{path} is a file: choose another folder with --out")
     if (path / "recipe.yaml").exists():
         raise UserError(f"{path} already holds a run: continue it with `podium resume {path}` or choose another --out")
-    if path.is_dir() and any(child.name != own_code.OBJECTS for child in path.iterdir()):
+    if path.is_dir() and any(child.name not in (own_code.OBJECTS, JOB) for child in path.iterdir()):
         raise UserError(f"{path} is not empty: choose another folder with --out")
 
 
@@ -202,9 +190,18 @@ def create_run(path: Path, recipe: Recipe, environment: Mapping[str, Any]) -> Ru
         write_json(run.environment_file, {**environment, **observer_code.keep(path, recipe.log.observers)})
         replace_file(run.recipe_file, to_yaml(recipe.tree()).encode())
     except UserError:
-        shutil.rmtree(path, ignore_errors=True)  # it was empty or did not exist
+        _empty(path)
         raise
     return run
+
+
+def _empty(path: Path) -> None:
+    """Remove a folder that had nothing of a run in it; what a job has brought stays."""
+    for child in path.iterdir():
+        if child.name != JOB:
+            shutil.rmtree(child, ignore_errors=True) if child.is_dir() else child.unlink(missing_ok=True)
+    with suppress(OSError):
+        path.rmdir()
 
 
 def open_run(path: Path) -> Run:

@@ -35,7 +35,8 @@ class Sink(Protocol):
 
     def write(self, record: Record) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, failed: bool = False) -> None:
+        """End, and say so where others look; `failed`: the training ended by an error."""
 
 
 class Telemetry:
@@ -106,7 +107,7 @@ class Telemetry:
     ) -> None:
         for name, sink in list(self._sinks.items()):
             try:
-                sink.close()
+                sink.close(failed=kind is not None)
             except Exception as failure:
                 del self._sinks[name]
                 self._switch_off(name, failure)
@@ -126,7 +127,7 @@ class JsonLines:
     def write(self, record: Record) -> None:
         self._file.append((json.dumps(record) + "\n").encode())
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         self._file.close()
 
 
@@ -155,8 +156,8 @@ class WeightsAndBiases:
     def write(self, record: Record) -> None:
         self._run.log(dict(record), step=int(record["update"]))
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, failed: bool = False) -> None:
+        self._run.finish(exit_code=int(failed))
 
 
 def _import_wandb(section: LogSection) -> Any:

@@ -59,7 +59,7 @@ class TensorBoard:
         events.append(event(wall_time=now, step=update, summary=self._summary.Summary(value=values)))
         self._file.append(_framed(events))
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         if self._file is not None:
             self._file.close()
 

@@ -63,9 +63,9 @@ class MLflow:
         metrics = [self._metric(name, float(value), now, update) for name, value in record.items() if "/" in name]
         self._client.log_batch(self._run, metrics=metrics)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         with _unsaid():
-            self._client.set_terminated(self._run)
+            self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")
 
 
 class Trackio:
@@ -92,9 +92,9 @@ class Trackio:
     def write(self, record: Record) -> None:
         self._run.log({name: value for name, value in record.items() if "/" in name}, step=int(record["update"]))
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         with _unsaid():
-            self._finish()
+            self._finish()  # Trackio does not record how a run ended
 
 
 def check_trackers(section: LogSection) -> None:

@@ -22,7 +22,7 @@ def check_same_study(folder: StudyFolder, new: StudySection, base: Mapping[str, 
     """Raise UserError that says what differs, unless `new` is the study in the folder or one that it may grow to."""
     old = folder.definition()
     problems = [*_differences(old, new), *_recipe_differences(folder.base(), base, old)]
-    if folder.facts().get("workload", workload) != workload:
+    if folder.facts().workload not in (None, workload):
         problems.append("the code of the workload has changed")
     if problems:
         more = [f"and {len(problems) - _MAX_SHOWN} more"] if len(problems) > _MAX_SHOWN else []

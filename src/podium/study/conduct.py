@@ -70,7 +70,7 @@ class Conductor:
         #: runs that cannot be grown, and so are trained from the start
         self._anew: set[int] = set()
         self._stopped_by, self._asked_again = "", False
-        self._seconds_before = float(folder.facts().get("seconds", 0.0))
+        self._seconds_before = folder.facts().seconds
         self._began = self._facts_at = time.monotonic()
 
     def run(self) -> End:
@@ -89,7 +89,7 @@ class Conductor:
         while True:
             steps = next_steps(self._study, self.log.records)
             if self._stopped_by or self._out_of_time():
-                self._end_all(f"stopped by {self._stopped_by}" if self._stopped_by else "the time is used up")
+                self._end_all(self._stopped_by or "the time is used up")
                 return End(next_steps(self._study, self.log.records), self._stopped_by, not self._stopped_by)
             if steps.complete:
                 return End(steps)
@@ -107,7 +107,7 @@ class Conductor:
             for number, code in self._executor.wait().items():
                 self._take_in(number, code)
             self._look_at_metrics()
-            self._display.refresh(self._study, self.log.records, self._folder)
+            self._refresh()
             self._keep_time()
 
     # --- what is to be done -------------------------------------------------------------------------------------------
@@ -145,6 +145,32 @@ class Conductor:
         failed = [record for record in self.log.records.values() if record.state == "failed"]
         self._put(*(record.but(state="waiting", attempts=0, reason="", rungs=[]) for record in failed))
         return len(failed)
+
+    def choose_all(self) -> list[int]:
+        """Give all runs their values and write their recipes, for others to train; return those that are not settled.
+
+        Only for studies whose choices do not depend on results.
+        """
+        steps = next_steps(self._study, self.log.records)
+        if steps.suggest:
+            self._suggest(steps.suggest)
+        waiting = [record for record in self.log.records.values() if not record.settled]
+        for record in waiting:
+            replace_file(self._folder.recipe_file(record.number), to_yaml(self._recipe(record).tree()).encode())
+        return [record.number for record in waiting]
+
+    def collect(self) -> None:
+        """Take in runs that others have trained, as far as they have ended, and write the table."""
+        for record in list(self.log.records.values()):
+            run = self._folder.run(record.number)
+            state = str(run.summary().get("state", ""))
+            if record.settled or not state:
+                continue
+            if state == "done":
+                self._put(self._finished(record.but(length=str(self._recipe(record).train.length))))
+            elif state == "failed":
+                self._put(self._facts(record, run).but(state="failed", reason="its job failed; see its log"))
+        self._folder.write_table(self._study, self.log.records)
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
@@ -279,6 +305,7 @@ class Conductor:
         return record.but(
             metric=self._study.metric,
             updates=summary.get("updates"),
+            samples_per_second=summary.get("samples_per_second"),
             weights_sha256=summary.get("weights_sha256"),
         )
 
@@ -300,6 +327,8 @@ class Conductor:
 
     def _end_all(self, reason: str) -> None:
         """Have everything that runs save and end, and note that it can be continued."""
+        if self._executor.running():
+            self._display.say(f"{reason}: the runs save and stop; Ctrl-C once more ends them at once")
         self._executor.end()
         while self._executor.running():
             for number, code in self._executor.wait().items():
@@ -308,8 +337,13 @@ class Conductor:
                         self._take_in(number, code, stopping=reason)
                     except MetricMissing:
                         continue
+            self._refresh()
             if self._asked_again:
                 self._executor.kill()
+
+    def _refresh(self) -> None:
+        seconds = {number: time.monotonic() - active.began for number, active in self._active.items()}
+        self._display.refresh(self._study, self.log.records, self._folder, self._seconds(), seconds)
 
     def _put(self, *records: RunRecord) -> None:
         self.log.put(*records)
@@ -328,18 +362,15 @@ class Conductor:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Note signals that ask to stop; a second SIGINT ends everything at once."""
+        """Note signals that ask to stop. A second SIGINT ends the runs without saving, a third this process, too."""
 
         def hear(number: int, frame: FrameType | None) -> None:
-            name = signal.Signals(number).name
-            again = number == signal.SIGINT and self._stopped_by == name
-            if again:
-                self._asked_again = True
+            if number == signal.SIGINT and self._asked_again:
                 self._executor.kill()
+                self._display.restore_terminal()
                 os._exit(130)
-            if not self._stopped_by:
-                self._stopped_by = name
-                self._display.say_from_signal(f"{name}: the runs save and stop; once more Ctrl-C stops at once")
+            self._asked_again = number == signal.SIGINT and bool(self._stopped_by)
+            self._stopped_by = self._stopped_by or signal.Signals(number).name
 
         before = {number: signal.signal(number, hear) for number in stop_signals()}
         try:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -43,10 +43,11 @@ class StudyDisplay:
         """Print a message above the table."""
         console.say(text)
 
-    def say_from_signal(self, text: str) -> None:
-        """Print a message from within a signal's handler, which may have interrupted any other write."""
-        with suppress(OSError):
-            os.write(2, f"\n{text}\n".encode())
+    def restore_terminal(self) -> None:
+        """Show the cursor again where this process ends at once."""
+        if self._live is not None:
+            with suppress(OSError):
+                os.write(2, b"\x1b[?25h\n")
 
     def changed(self, study: StudySection, records: Records, changes: Iterable[RunRecord]) -> None:
         """Say what has become of runs; in a terminal, the table shows it."""
@@ -55,11 +56,15 @@ class StudyDisplay:
                 continue
             self.say(_line(study, records, record))
 
-    def refresh(self, study: StudySection, records: Records, folder: StudyFolder) -> None:
-        """Draw the table again, now and then."""
+    def refresh(
+        self, study: StudySection, records: Records, folder: StudyFolder, seconds: float, going: Mapping[int, float]
+    ) -> None:
+        """Draw the table again, now and then; `seconds` were worked on the study, and by number on what is going."""
         if self._live is not None and time.monotonic() >= self._drawn_at + _REFRESH_S:
             self._drawn_at = time.monotonic()
-            self._live.update(_drawing(study, records, folder, console.err.height), refresh=True)
+            heading = f"{folder.path}: {counts_text(records)}; {clock_text(seconds)}{_left_text(study, records, going)}"
+            table = _drawing(study, records, folder, going, console.err.height)
+            self._live.update(Group(Text(heading, style="bold"), table), refresh=True)
 
     def recorded(self, run: Run) -> set[str]:
         """Return the names of metrics that a run has recorded of late."""
@@ -107,40 +112,56 @@ def _line(study: StudySection, records: Records, record: RunRecord) -> str:
     return f"{parts[0]}: {', '.join(parts[1:])}{took} ({values})" if values else f"{parts[0]}: {', '.join(parts[1:])}"
 
 
-def _drawing(study: StudySection, records: Records, folder: StudyFolder, height: int) -> Group:
-    """Return the live table: what runs, the best so far, and how many there are."""
-    going = [record for record in records.values() if record.state == "running"]
+def _drawing(
+    study: StudySection, records: Records, folder: StudyFolder, going: Mapping[int, float], height: int
+) -> RichTable:
+    """Return the live table: what runs, and the best so far."""
     ranked = sorted(
         (record for record in records.values() if record.state == "finished" and record.value is not None),
         key=lambda record: (record.value or 0.0) * (1 if study.less_is_better else -1),
     )
     room = max(2, height - 8)
-    shown_going = going[: max(1, room - 3)]
+    shown_going = list(going)[: max(1, room - 3)]
     table = RichTable(box=None, pad_edge=False, expand=False)
-    for name, justify in (("run", "right"), ("state", "left"), (study.metric, "right"), ("at", "right")):
-        table.add_column(escape(visible(name)), justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for name in ("run", "state", study.metric, "epoch", "time"):
+        table.add_column(escape(visible(name)), justify="left" if name == "state" else "right", no_wrap=True)
     table.add_column("values", no_wrap=True, overflow="ellipsis", ratio=1)
-    for record in shown_going:
-        value, at = _newest(study, folder.run(record.number))
-        table.add_row(str(record.number), "running", value, at, escape(values_text(record.values)), style="cyan")
+    for number_, seconds in going.items():
+        if number_ in shown_going:
+            record = records[number_]
+            value, epoch = _newest(study, folder.run(number_))
+            time_ = clock_text(record.seconds + seconds)
+            table.add_row(
+                str(number_), "running", value, epoch, time_, escape(values_text(record.values)), style="cyan"
+            )
     for record in ranked[: room - len(shown_going)]:
         table.add_row(
             str(record.number),
             "finished" if record is not ranked[0] else "best",
             number(record.value or 0.0),
+            "",
             clock_text(record.seconds),
             escape(values_text(record.values)),
         )
-    return Group(Text(f"{folder.path}: {counts_text(records)}", style="bold", no_wrap=True, overflow="ellipsis"), table)
+    return table
+
+
+def _left_text(study: StudySection, records: Records, going: Mapping[int, float]) -> str:
+    """Return how long the rest will take if its runs take as long as those before; empty where that says little."""
+    took = [record.seconds for record in records.values() if record.state == "finished" and record.seconds]
+    if study.by_generations or not took or not going:
+        return ""
+    left = sum(mean(took) for record in records.values() if not record.settled)
+    left -= sum(min(mean(took), records[number].seconds + seconds) for number, seconds in going.items())
+    return f", about {clock_text(left / len(going))} left"
 
 
 def _newest(study: StudySection, run: Run) -> tuple[str, str]:
-    """Return the newest value of the metric that a run has recorded, and how far it is."""
+    """Return the newest value of the metric that a run has recorded, and its epoch."""
     records = last_records(run)
     values = [record[study.metric] for record in records if isinstance(record.get(study.metric), int | float)]
     epoch = records[-1].get("epoch") if records else None
-    at = f"{epoch:.1f}ep" if isinstance(epoch, int | float) else "…"
-    return (number(values[-1]) if values else "…"), at
+    return (number(values[-1]) if values else "…"), (f"{epoch:.1f}" if isinstance(epoch, int | float) else "…")
 
 
 def study_table(folder: StudyFolder, study: StudySection, records: Records) -> Table:
@@ -163,10 +184,18 @@ def study_table(folder: StudyFolder, study: StudySection, records: Records) -> T
         state += f", {tries} attempts" if tries > 1 else ""
         label = str(runs[0].number) if len(runs) == 1 else f"{runs[0].number}–{runs[-1].number}"
         mark = " (best)" if point == best else ""
-        rows.append([label, *(shown_value(runs[0].values.get(key)) for key in keys), result + mark, state])
+        rates = [run.samples_per_second for run in runs if run.samples_per_second is not None]
+        seconds = [run.seconds for run in runs if run.state == "finished" and run.seconds]
+        cost = [f"{mean(rates):,.0f}" if rates else "–", clock_text(mean(seconds)) if seconds else "–"]
+        rows.append([label, *(shown_value(runs[0].values.get(key)) for key in keys), result + mark, *cost, state])
     more = f"; {len(points) - len(shown)} more rows in {folder.table_file}" if len(points) > len(shown) else ""
     names = _short_names(keys)
-    return Table(str(folder.path), ["run", *names, study.metric, "state"], rows, f"{counts_text(records)}{more}")
+    return Table(
+        str(folder.path),
+        ["run", *names, study.metric, "samples/s", "time", "state"],
+        rows,
+        f"{counts_text(records)}{more}",
+    )
 
 
 def _short_names(keys: list[str]) -> list[str]:

@@ -29,30 +29,54 @@ _MEASURE_EVERY_S = 1.0
 
 
 class Executor(Protocol):
-    """Starts runs, tells which have ended, ends them."""
+    """Starts runs, tells which have ended, ends them. `Conductor` decides what is started, and reads what came out.
+
+    What one that hands runs to a scheduler has to keep to:
+
+    - **One place to write.** All that a run leaves is in the study folder, which its host must see under the same path;
+      words may hold paths relative to the folder in which the command was called, so it must run there. Nothing is sent
+      back but the exit code.
+    - **Never twice at a time.** A run is started once, until `wait` has told of its end. A job that an earlier command
+      has left behind is adopted by `start`, not submitted again: keep its name beside the run's log. (A run that is
+      already training is not started: `Conductor` sees its lock and waits.)
+    - **Exit codes as they are.** 0: done. 75: it has saved, and is continued when there is more to do. 2, and 3 of one
+      instance: it would end like that again, and is not repeated. Anything else, -15 and -9 for a job that a scheduler
+      has ended, 1 for one that is lost: a crash, tried again from the last checkpoint as often as `--retries` says.
+    - **Threads and instances are in the words and the recipe.** Cores, memory and devices are the executor's affair and
+      change no result.
+    - **It is asked from one thread**, ten times a second or more rarely: no call may take longer than a second or two,
+      as Ctrl-C is answered in between. An error that is the user's to solve is a `UserError`; everything that runs is
+      then asked to end.
+    """
 
     def has_room(self) -> bool:
-        """Return whether one more run may be started now."""
+        """Return whether one more run may be started now. A queue always has room."""
         ...
 
     def start(self, number: int, words: Sequence[str], log: Path) -> None:
-        """Start `podium WORDS` for a run; what it prints is added to `log`."""
+        """Start `podium WORDS` for a run and return at once; what it prints is added to the end of `log`."""
         ...
 
     def wait(self) -> dict[int, int]:
-        """Return soon, with the exit codes of the runs that have ended since the last call; negative: a signal's."""
+        """Return soon, with the exit codes of the runs that have ended since the last call, each told once.
+
+        Negative codes are numbers of signals. It may sleep for a moment, so that nobody asks without a pause.
+        """
         ...
 
     def end(self) -> None:
-        """Ask all runs to save and end; `wait` tells when they have."""
+        """Ask all runs to save and end, as SIGTERM does; `wait` tells when they have.
+
+        Jobs that shall outlive the command are let go instead: `running` then leaves them out.
+        """
         ...
 
     def kill(self) -> None:
-        """End all runs at once."""
+        """End all runs at once, without saving. Called from a signal's handler, too."""
         ...
 
     def running(self) -> list[int]:
-        """Return the numbers of the runs that have not ended."""
+        """Return the numbers of the runs that were started and have not been told to have ended."""
         ...
 
 

@@ -8,29 +8,49 @@ STUDY/table.csv     one row per run, without clock times
 """
 
 import csv
-import fcntl
 import io
 import json
 import os
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from podium import __version__
 from podium.errors import UserError, system_reason, writing
-from podium.machine.bounded_files import append_regular, open_regular, read_mapping
+from podium.machine.bounded_files import open_regular, read_mapping
+from podium.machine.folder_lock import is_taken, only_here
 from podium.recipe.loading import Recipe, read_yaml, to_yaml
-from podium.runs.folder import Run, replace_file, write_json
+from podium.runs.folder import JOB, Run, replace_file, write_json
 from podium.study.definition import StudySection, study_from_tree
 from podium.study.records import Records, RunRecord, read_run_records
 from podium.ui.visible import visible
 from podium.workloads.registry import identity
 
 _TAIL_BYTES = 64 << 10
+
+
+class StudyFacts(BaseModel):
+    """`study.json`: what is neither the definition of a study nor a result."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    version: str = ""
+    created: str = ""
+    #: that started it
+    command: list[str] = []
+    #: of work on it, all commands counted
+    seconds: Annotated[float, Field(ge=0, lt=1e12)] = 0.0
+    #: name of the workload and a hash of its code, where that is the user's
+    workload: str | None = None
+    #: of each key that was varied, once the study is complete
+    importances: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
 
 
 @dataclass(frozen=True)
@@ -78,31 +98,16 @@ class StudyFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep any other process from working on this study; the system unlocks it when this process ends.
-
-        As in run folders: on NFS, Linux turns this into a lock of the server, which all hosts see.
-        """
-        lock = self.path / ".lock"
-        with writing(lock):
+        """Keep any other process from working on this study; it is unlocked when this process ends, however it does."""
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            file = append_regular(lock)
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"another process is working on {self.path}: wait for its end, or stop it") from None
+        taken = f"another process is working on {self.path}: wait for its end, or stop it"
+        with only_here(self.path / ".lock", taken):
             yield
 
     def is_locked(self) -> bool:
         """Return whether a process is working on this study."""
-        try:
-            with open_regular(self.path / ".lock") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except OSError:  # locked, or not ours to look at
-            return True
-        return False
+        return is_taken(self.path / ".lock")
 
     def definition(self) -> StudySection:
         """Return the definition that the study was started with."""
@@ -112,13 +117,19 @@ class StudyFolder:
         """Return the resolved recipe without what varies, as it was saved."""
         return read_yaml(self.base_file)
 
-    def facts(self) -> dict[str, Any]:
-        """Return the small facts: version, created, command, seconds, importances."""
-        return read_mapping(self.facts_file, "restore it from a copy, or move it away") or {}
+    def facts(self) -> StudyFacts:
+        """Return the small facts; where there is no file, those of a study that has not begun."""
+        advice = "restore it from a copy, or move it away"
+        found = read_mapping(self.facts_file, advice) or {}
+        try:
+            return StudyFacts.model_validate(found)
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise UserError(f"{self.facts_file} is damaged: {visible(where)} cannot be used; {advice}") from None
 
     def write_facts(self, **facts: Any) -> None:
         """Add facts, or replace those of before."""
-        write_json(self.facts_file, {**self.facts(), **facts})
+        write_json(self.facts_file, {**self.facts().model_dump(), **facts})
 
     def write_definition(self, study: StudySection, base: Recipe, command: list[str]) -> None:
         """Write what the study is; before anything is trained, and again when it has grown."""
@@ -130,6 +141,19 @@ class StudyFolder:
         self.write_facts(workload=identity(base.workload.name))
         replace_file(self.base_file, to_yaml(base.tree()).encode())
         replace_file(self.definition_file, _in_order(study.tree()).encode())
+
+    def has_results(self) -> bool:
+        """Return whether anything was trained here. The folder of a run appears when its training can begin."""
+        kept = any(record.state == "finished" for record in read_run_records(self.records_file).values())
+        return kept or any(path.is_dir() and any(path.iterdir()) for path in (self.path / "runs", self.earlier))
+
+    def clear(self) -> None:
+        """Remove what a study that has trained nothing has written about itself."""
+        with writing(self.path):
+            for name in ("recipes", "log"):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            for file in (self.records_file, self.table_file, self.base_file, self.facts_file, self.definition_file):
+                file.unlink(missing_ok=True)
 
     def records(self) -> dict[int, RunRecord]:
         """Return the states of the runs, for people: what is said to run, but by nobody, was stopped."""
@@ -231,7 +255,11 @@ def check_free(path: Path) -> None:
     """Raise UserError where something else than a study is in the way."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file: choose another folder with --out")
-    if (path / "study.yaml").exists() or not path.is_dir() or all(child.name == ".lock" for child in path.iterdir()):
+    if (
+        (path / "study.yaml").exists()
+        or not path.is_dir()
+        or all(child.name == JOB or child.name.startswith(".lock") for child in path.iterdir())
+    ):
         return
     # What a kill during its first second has left is no obstacle.
     if not (path / "study.json").exists() or (path / "runs.jsonl").exists():

@@ -54,6 +54,8 @@ class RunRecord(BaseModel):
     length: str = ""
     updates: _Count | None = None
     weights_sha256: str | None = None
+    #: while training, as its summary has it
+    samples_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     started: str | None = None
     ended: str | None = None
     #: of all its processes

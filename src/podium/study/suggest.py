@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -127,7 +128,9 @@ def _direction(study: StudySection) -> Literal["minimize", "maximize"]:
 def optuna_study(study: StudySection, records: Records, name: str, storage: optuna.storages.BaseStorage) -> None:
     """Write the study as one of Optuna's into a storage."""
     written = optuna.create_study(storage=storage, study_name=name, direction=_direction(study))
-    written.set_metric_names([study.metric])
+    with warnings.catch_warnings():  # the name is for people; where Optuna drops it, the test of the export says so
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        written.set_metric_names([study.metric])
     for key, value in {"recipe": study.recipe, "method": study.method, **study.set}.items():
         written.set_user_attr(key, value)
     written.add_trials([trial_of(study, runs) for runs in by_point(records.values()).values()])

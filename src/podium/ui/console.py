@@ -135,7 +135,7 @@ def show_table(table: Table, *, message: bool = False) -> None:
         show_lines=any(cell.count("\n") > 2 for row in table.rows for cell in row),  # separates long texts
     )
     for index, column in enumerate(table.columns):
-        numeric = index > 0 and all(row[index][:1] in "+-−.0123456789" for row in table.rows)
+        numeric = index > 0 and all(row[index][:1] in "+-−–.0123456789" for row in table.rows)
         drawn.add_column(escape(visible(column)), justify="right" if numeric else "left")
     for row in table.rows:
         drawn.add_row(*(escape(visible_lines(cell)) for cell in row))

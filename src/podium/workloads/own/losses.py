@@ -171,11 +171,11 @@ class LossFunction:
                 ignore_index=ignored,
                 label_smoothing=section.label_smoothing,
             )
-        counted = target != ignored
-        count = target.numel() if section.ignore is None else int(counted.sum())  # the latter waits for the device
+        # The count of labels that are not ignored waits for the device.
+        count = target.numel() if section.ignore is None else int((target != ignored).sum())
         if model.training:
             return Loss(total, count)
-        correct = ((output.argmax(dim=1) == target) & counted).sum(dtype=torch.float32)
+        correct = ((output.argmax(dim=1) == target) & (target != ignored)).sum(dtype=torch.float32)
         return Loss(total, count, {"accuracy": (correct, count)})
 
     def _class_weights(self, section: LossSection, device: torch.device, num_classes: int) -> Tensor | None:

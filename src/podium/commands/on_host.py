@@ -1,0 +1,28 @@
+"""`podium on-host`: what `podium submit ssh` asks on every host. Not for people; answers in JSON."""
+
+from pathlib import Path
+
+from podium.submit.ssh import on_host
+
+
+def check() -> None:
+    """Print what must fit before a training starts here."""
+    on_host.answer(on_host.facts(on_host.given()))
+
+
+def start(run: Path, host: str) -> None:
+    """Start this host's part of a run."""
+    wanted = on_host.given()
+    words = on_host.words_of(run, [str(host) for host in wanted["hosts"]], int(wanted["instances"]))
+    on_host.answer({"pid": on_host.start(on_host.Part(run, host), {**wanted, "words": words})})
+
+
+def state(run: Path, host: str) -> None:
+    """Print whether this host's part is there."""
+    on_host.answer(on_host.state(on_host.Part(run, host)))
+
+
+def stop(run: Path, host: str) -> None:
+    """Have this host's part save and end."""
+    on_host.stop(on_host.Part(run, host))
+    on_host.answer({})

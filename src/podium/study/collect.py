@@ -1,0 +1,36 @@
+"""Takes runs of a study that were trained elsewhere, each by a job of its own, into its records and its table."""
+
+import time
+from pathlib import Path
+
+from podium.errors import UserError
+from podium.recipe.loading import recipe_from_tree
+from podium.study.conduct import Conductor
+from podium.study.display import StudyDisplay
+from podium.study.executor import LocalProcesses
+from podium.study.folder import StudyFolder, open_study
+
+#: how long to wait for another job that does the same
+_WAIT_S = 60.0
+
+
+def collect(path: Path) -> None:
+    """Take in what has ended. Of several jobs that end at once, one does it after the other."""
+    folder = open_study(path)
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            with folder.locked():
+                conductor(folder).collect()
+                return
+        except UserError:
+            if time.monotonic() > deadline or not folder.is_locked():
+                raise
+            time.sleep(0.2)
+
+
+def conductor(folder: StudyFolder) -> Conductor:
+    """Return one that starts nothing by itself."""
+    base = recipe_from_tree(folder.base(), str(folder.base_file))
+    nobody = LocalProcesses(1, (), watch_memory=False)
+    return Conductor(folder, folder.definition(), base, nobody, StudyDisplay(), retries=0)

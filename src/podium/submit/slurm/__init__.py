@@ -1,0 +1,1 @@
+"""Jobs of Slurm: their batch script, what it asks Podium while it runs, and how they are watched."""

@@ -1,0 +1,1 @@
+"""Jobs on hosts that ssh reaches: checked, started, watched and ended together."""

@@ -1,0 +1,185 @@
+"""Hosts that ssh reaches as a target: checked first, then started, watched and ended together.
+
+Every host starts its own part (`podium train --join`) and goes on when this command ends. They meet at the first one,
+by a secret made for the run, which goes through ssh's standard input.
+"""
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import PurePosixPath
+from typing import Any
+
+from podium.errors import UserError
+from podium.launch.addresses import local_names
+from podium.launch.secret import VARIABLE as SECRET
+from podium.launch.secret import new_secret
+from podium.machine.bounded_files import parse_mapping
+from podium.recipe.loading import Recipe, to_yaml
+from podium.runs.folder import JOB
+from podium.submit.container import podium_words
+from podium.submit.records import JobRecord, check_name, free_name, now
+from podium.submit.shell import Shell
+from podium.submit.site import Site, site_from_tree
+from podium.submit.ssh.checks import check_hosts
+from podium.submit.ssh.code import code_to_send
+from podium.submit.ssh.hosts import HostPart, parse_hosts
+from podium.submit.target import Prepared, Request, State, Status
+from podium.topology import build_topology
+from podium.ui.visible import visible
+
+_STATES: dict[str, State] = {"done": "done", "interrupted": "interrupted", "failed": "failed", "running": "interrupted"}
+
+
+class SshTarget:
+    """Jobs on hosts that ssh reaches."""
+
+    def prepare(self, request: Request) -> Prepared:
+        """Check the hosts, and return what is written and started on them."""
+        site, wishes = request.site, request.wishes
+        if request.kind == "study":
+            raise UserError("a study is not spread over hosts by ssh: run `podium study` on one of them")
+        parts = parse_hosts(wishes.hosts, site)
+        total = sum(part.instances for part in parts)
+        recipe = request.recipe
+        build_topology(
+            recipe.batch.num_replicas, total, tuple(part.address for part in parts), recipe.parallel.num_stages
+        )
+        name = check_name(PurePosixPath(wishes.out).name) if wishes.out else free_name(request.what, set())
+        above = _shell(parts[0], site).absolute(site.ssh.folder)
+        folder = above / (wishes.out or f"runs/{name}")
+        # What is sent along is not there yet: the hosts compare it themselves as they meet.
+        code, tree = code_to_send(recipe, folder) if wishes.send_code else ({}, recipe.tree())
+        sent = {} if code else {"recipe": to_yaml(tree)}
+        answers = {part.host: _ask(part, site, "check", folder, sent) for part in parts}
+        notes = check_hosts(recipe, parts, answers, site.ssh.clock_difference)
+        tree["engine"]["threads"] = _threads(recipe, parts, answers)
+        files = {f"{JOB}/recipe.yaml": to_yaml(tree), f"{JOB}/hosts.json": _hosts_file(parts), **code}
+        commands = [tuple(_shell(part, site).words(_words(part, site, "start", folder))) for part in parts]
+        return Prepared(name, folder, files, tuple(commands), tuple(notes))
+
+    def submit(self, request: Request, prepared: Prepared) -> JobRecord:
+        """Write the files and start every host's part; of a failure nothing is left running."""
+        site, parts = request.site, parse_hosts(request.wishes.hosts, request.site)
+        for part in parts:
+            shell = _shell(part, site)
+            if shell.names_in(prepared.folder):
+                raise UserError(f"{prepared.folder} on {part.host} is not empty: choose another folder with --out")
+        environment = _environment(site)
+        begun: list[HostPart] = []
+        try:
+            for part in parts:
+                _shell(part, site).write_new(prepared.folder, prepared.files)
+                begun.append(part)
+            for part in parts:
+                total = sum(one.instances for one in parts)
+                addresses = [one.address for one in parts]
+                wanted = {"hosts": addresses, "instances": total, "environment": environment}
+                _ask(part, site, "start", prepared.folder, wanted)
+        except UserError:
+            for part in begun:
+                with suppress(UserError):
+                    _ask(part, site, "stop", prepared.folder, {})
+                _shell(part, site).remove(prepared.folder / JOB)
+            raise
+        return JobRecord(
+            name=prepared.name,
+            target="ssh",
+            kind="run",
+            id=parts[0].host,
+            folder=str(prepared.folder),
+            site=site.tree(),
+            submitted=now(),
+            words=[request.what, *request.words],
+            facts={"hosts": ",".join(f"{part.host}:{part.instances}" for part in parts)},
+        )
+
+    def status(self, job: JobRecord) -> Status:
+        """Return how the hosts' parts are doing, with what the run says."""
+        site, parts = _of(job)
+        folder = PurePosixPath(job.folder)
+        answers = {part.host: _ask(part, site, "state", folder, {}) for part in parts}
+        going = [host for host, answer in answers.items() if answer.get("pid") is not None]
+        data = _shell(parts[0], site).read(folder / "summary.json")
+        summary: Mapping[str, Any] = {}
+        with suppress(ValueError):
+            summary = parse_mapping(data) if data else {}
+        updates, total = summary.get("updates"), summary.get("total_updates")
+        codes = {host: answer.get("code") for host, answer in answers.items() if answer.get("code") is not None}
+        ended: State = _STATES.get(str(summary.get("state")), "failed")
+        return Status(
+            "running" if going else ended,
+            "" if going else ", ".join(f"{host}: exit code {code}" for host, code in codes.items()),
+            ", ".join(going),
+            updates if isinstance(updates, int) else None,
+            total if isinstance(total, int) else None,
+        )
+
+    def logs(self, job: JobRecord, *, follow: bool) -> Iterator[bytes]:
+        """Yield the log of the first host, where the lead is."""
+        site, parts = _of(job)
+        shell, path = _shell(parts[0], site), shlex.quote(f"{job.folder}/{JOB}/log-{parts[0].address}")
+        if not follow:
+            yield shell.read(PurePosixPath(job.folder) / JOB / f"log-{parts[0].address}") or b""
+            return
+        pid = _ask(parts[0], site, "state", PurePosixPath(job.folder), {}).get("pid")
+        until = f"--pid={int(pid)} -F" if isinstance(pid, int) else ""
+        yield from shell.stream(["sh", "-c", f"exec tail -n +1 -s 0.5 {until} -- {path} 2>/dev/null"])
+
+    def cancel(self, job: JobRecord) -> None:
+        """Have every host's part save and end."""
+        site, parts = _of(job)
+        for part in parts:
+            _ask(part, site, "stop", PurePosixPath(job.folder), {})
+
+
+def _shell(part: HostPart, site: Site) -> Shell:
+    """Return the shell of a host; this one needs no ssh."""
+    return Shell(None if part.address in local_names() else part.host, site.ssh.ssh)
+
+
+def _words(part: HostPart, site: Site, what: str, folder: PurePosixPath) -> list[str]:
+    here = _shell(part, site).host is None
+    podium = podium_words(site, [str(folder)], here=here)
+    script = 'mkdir -p -- "$1" && cd -- "$1" && shift && exec "$@"'
+    return ["sh", "-c", script, "sh", str(folder.parent), *podium, "on-host", what, str(folder), part.address]
+
+
+def _ask(part: HostPart, site: Site, what: str, folder: PurePosixPath, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask a host's Podium, and return its answer; what it must not show comes on its standard input."""
+    shell, asked = _shell(part, site), time.time()
+    output = shell.run(_words(part, site, what, folder), json.dumps(wanted).encode())
+    if output.code:
+        raise UserError(f"{part.host}: {output.reason.removeprefix('podium: ')}")
+    try:
+        found = parse_mapping(output.text.strip().splitlines()[-1].encode())
+    except (ValueError, IndexError):
+        raise UserError(f"{part.host}: Podium gave no answer ({visible(output.reason)})") from None
+    return {**found, "asked": asked, "answered": time.time()}
+
+
+def _threads(recipe: Recipe, parts: list[HostPart], answers: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the threads of the recipe, settled: the same on all hosts, however many cores each has."""
+    if isinstance(recipe.engine.threads, int):
+        return recipe.engine.threads
+    return min(max(1, int(answers[part.host]["cores"]) // part.instances) for part in parts)
+
+
+def _hosts_file(parts: list[HostPart]) -> str:
+    return json.dumps({"hosts": [f"{part.host}:{part.instances}" for part in parts]}) + "\n"
+
+
+def _environment(site: Site) -> dict[str, str]:
+    missing = [name for name in site.secrets if not os.environ.get(name)]
+    if missing:
+        raise UserError(f"{missing[0]}, which the site names as a secret, is not set: export {missing[0]}=… first")
+    secrets = {SECRET: new_secret().decode(), **{name: os.environ[name] for name in site.secrets}}
+    return {**site.environment, **secrets}
+
+
+def _of(job: JobRecord) -> tuple[Site, list[HostPart]]:
+    site = site_from_tree(job.site)
+    return site, parse_hosts(job.facts.get("hosts"), site)

@@ -1,0 +1,163 @@
+"""Jobs on a real Slurm of two nodes: submitted, run, signalled, queued again, counted, excluded, cancelled."""
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from podium.runs.folder import Run
+from podium.submit.attempts import JobFolder
+from tests.support.processes import num_records, podium_ended, podium_here, until
+from tests.support.recipes import recipe_of
+from tests.support.slurm import PATH, Slurm
+
+pytestmark = pytest.mark.slow
+
+SHORT = [*recipe_of("mnist"), "batch.replicas=4", "train.length=24up"]
+LONG = [*recipe_of("mnist"), "batch.replicas=4", "train.length=3000up", "valid.every=1000up", "checkpoint.every=20up"]
+KEY = "a-key-that-nobody-may-read-0123456789"
+
+
+@pytest.fixture
+def submit(slurm: Slurm, tmp_path, monkeypatch):
+    """Submits from `tmp_path`; returns the number of the job and its run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", PATH)
+    monkeypatch.setenv("SLURM_CONF", str(slurm.folder / "slurm.conf"))
+    monkeypatch.setenv("PODIUM_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    Path("site.yaml").write_text("secrets: [WANDB_API_KEY]\n")
+
+    def submit(*words: object, out: str = "run") -> tuple[str, Run]:
+        done = podium_here("submit", "slurm", *words, "--out", out, "--site", "site.yaml")
+        assert done.returncode == 0, done.stderr
+        return podium_job(out), Run(tmp_path / out)
+
+    yield submit
+    slurm.said("scancel", "--user", str(os.getuid()))
+    slurm.wait_for_nodes()
+
+
+def podium_job(name: str) -> str:
+    shown = podium_here("status", name)
+    assert shown.returncode == 0, shown.stderr
+    return next(line.split()[-2] for line in shown.stdout.splitlines() if "slurm " in line)
+
+
+def log_of(run: Run) -> str:
+    path = run.path / "job" / "log"
+    return path.read_text() if path.exists() else ""
+
+
+def instances_on(job: str, node: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            env = process.environ()
+            if env.get("SLURM_JOB_ID") == job and env.get("SLURMD_NODENAME") == node and "SLURM_PROCID" in env:
+                found += [process] if {"train", "resume"} & set(process.cmdline()) else []
+        except psutil.Error:
+            continue
+    return [process for process in found if process.name() != "srun"]
+
+
+def wait_for_end(slurm: Slurm, job: str, run: Run) -> None:
+    gone = lambda: not slurm.said("squeue", "-h", "-j", job).strip()  # noqa: E731
+    until(gone, "the end of the job", 150)
+    assert run.summary().get("state") == "done", log_of(run)
+
+
+def test_a_job_is_signalled_and_queued_again_and_continues_on_the_node_that_is_left(slurm, submit, weights_alone):
+    began = time.monotonic()
+    job, run = submit(*LONG, "--nodes", "1-2", "--tasks-per-node", 2, "--time", "10m")
+    until(lambda: num_records(run) >= 1, "the first update")
+    print(f"\nfrom submit to the first update {time.monotonic() - began:.1f} s")
+    until(lambda: num_records(run) >= 20, "records")
+    assert "running" in podium_here("status", "run").stdout
+    slurm.said("scontrol", "update", "nodename=node2", "state=drain", "reason=test")
+    try:
+        slurm.said("scancel", "--batch", "--signal=USR1", job)
+        until(lambda: "continuing on 2 instances: node1" in log_of(run), "the second attempt")
+        saved = num_records(run)
+        until(lambda: num_records(run) > saved or run.summary().get("state") == "done", "updates after the requeue")
+    finally:
+        slurm.said("scontrol", "update", "nodename=node2", "state=resume")
+    first, second = JobFolder(run.path / "job").attempts()[:2]
+    print(f"from the end of the instances to their start after a requeue {second.began - (first.ended or 0):.1f} s")
+    wait_for_end(slurm, job, run)
+    assert (first.instances, first.code, second.instances) == (4, 75, 2)
+    assert run.summary()["weights_sha256"] == weights_alone(LONG)
+    assert "stopped and saved after update" in log_of(run)
+    written = [path for path in run.path.rglob("*") if path.is_file()]
+    assert not [path for path in written if KEY.encode() in path.read_bytes()]
+    assert not [path for path in Path("state").rglob("*.json") if KEY in path.read_text()]
+    shown = podium_here("logs", "run")
+    assert "back into the queue" in shown.stdout
+    assert "done" in podium_here("jobs").stdout
+
+
+def test_a_node_that_loses_instances_twice_is_excluded_and_named(slurm, submit, weights_alone):
+    job, run = submit(*LONG, "--nodes", "1-2", "--tasks-per-node", 2)
+    for count in (1, 2):
+        until(lambda: log_of(run).count("on 4 instances: node1, node2") == count, f"start {count}")  # noqa: B023
+        before = num_records(run)
+        until(lambda: num_records(run) > before + 15, "updates")  # noqa: B023
+        instances_on(job, "node2")[0].kill()
+    wait_for_end(slurm, job, run)
+    log = log_of(run)
+    assert "node2 has lost instances twice and is excluded from now on" in log
+    assert "continuing on 2 instances: node1\n" in log
+    assert run.summary()["weights_sha256"] == weights_alone(LONG)
+
+
+def test_a_time_limit_of_one_minute_saves_in_time_and_the_job_continues(slurm, submit, weights_alone):
+    long = [*recipe_of("mnist"), "batch.replicas=2", "batch.micro=64", "train.length=700up", "checkpoint.every=50up",
+            "valid.every=0"]  # fmt: skip
+    _, run = submit(*long, "--tasks-per-node", 1, "--time", "0:30", "--requeues", 20)
+    other, failed = submit(*SHORT, "optim.lr=1e30", "--tasks-per-node", 1, out="failed")
+    third, cancelled = submit(*LONG, "train.length=100000up", "--tasks-per-node", 1, out="cancelled")
+    until(lambda: not slurm.said("squeue", "-h", "-j", other).strip(), "the end of what fails")
+    assert len(JobFolder(failed.path / "job").attempts()) == 1
+    assert "exit code 3: this job ends" in log_of(failed)
+    until(lambda: num_records(cancelled) > 3, "records")
+    assert podium_here("cancel", third).returncode == 0
+    until(lambda: not slurm.said("squeue", "-h", "-j", third).strip(), "the end of what is cancelled")
+    assert len(JobFolder(cancelled.path / "job").attempts()) == 1
+    assert cancelled.summary()["state"] == "interrupted"
+    until(lambda: run.summary().get("state") == "done", "the end", 300)
+    attempts = JobFolder(run.path / "job").attempts()
+    assert [one.code for one in attempts[:-1]] == [75] * (len(attempts) - 1), log_of(run)
+    assert run.summary()["weights_sha256"] == weights_alone(long)
+    print(f"\n{len(attempts)} attempts within limits of one minute")
+
+
+def test_a_study_is_an_array_whose_elements_continue_by_themselves(slurm, submit, tmp_path):
+    (tmp_path / "study.yaml").write_text(
+        "recipe: base.yaml\nvalues: {optim.lr: [1.0e-3, 2.0e-3, 4.0e-3]}\nmethod: grid\n"
+    )
+    name, *overrides = SHORT
+    shown = podium_here("show", name, *overrides).stdout
+    (tmp_path / "base.yaml").write_text(shown)
+    done = podium_here("submit", "slurm", "study", "study.yaml", "--out", "sweep", "--tasks-per-node", 2,
+                       "--at-once", 2)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    job = podium_job("sweep")
+    until(lambda: "node" in slurm.said("squeue", "-h", "-t", "R", "-j", job, "-o", "%N"), "a running element")
+    assert len(slurm.said("squeue", "-h", "-t", "R", "-j", job).splitlines()) <= 2
+    slurm.said("scancel", "--signal=TERM", f"{job}_0")
+    until(lambda: not slurm.said("squeue", "-h", "-j", job).strip(), "the end of the array", 200)
+    status = podium_ended(tmp_path, "study", "status", "sweep").stdout
+    assert status.count("finished") == 3, status
+    assert "3 runs finished" in podium_here("status", "sweep").stdout
+    one = podium_ended(tmp_path, "train", "sweep/recipes/0001.yaml", "--out", "alone")
+    assert one.returncode == 0, one.stderr
+    known = Run(tmp_path / "sweep" / "runs" / "0001").summary()["weights_sha256"]
+    assert known == Run(tmp_path / "alone").summary()["weights_sha256"]
+
+
+def test_sbatch_that_refuses_leaves_nothing(submit, tmp_path):
+    done = podium_here("submit", "slurm", *SHORT, "--nodes", 4, "--tasks-per-node", 1, "--out", "none")
+    assert done.returncode == 2
+    assert not (tmp_path / "none").exists()
