@@ -80,13 +80,13 @@ def test_no_trial_takes_more_than_a_share_of_the_available_memory(monkeypatch):
 
 def test_validation_takes_no_new_memory_for_every_micro_batch():
     """Losses of earlier micro-batches would keep the allocator from using large blocks again."""
-    sizes = ["valid.micro=8", "workload.model.vocabulary=20000", "workload.data.length=16"]
+    sizes = ["valid.micro=8", "workload.model.vocabulary=20000", "workload.data.length=12"]
     training = built("gpt2", *sizes, "workload.data.test_samples=96")
     if not reset_peak():
         pytest.skip("this system does not tell the peak of a process's memory")
     before = resident_bytes()
     validate(training)
-    logits = 8 * 16 * 20000 * 4
+    logits = 8 * 12 * 20000 * 4
     assert peak_bytes() - before < 6 * logits + (50 << 20)
 
 
