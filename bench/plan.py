@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from bench.where import when_and_where
@@ -160,10 +161,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "tables": ("Published tables", tables),
         "memory": ("Memory", memory),
         **{
-            f"trainings {recipe}": (
-                f"Trainings of {recipe} here",
-                lambda recipe=recipe: trainings(options.rounds, [recipe]),
-            )
+            f"trainings {recipe}": (f"Trainings of {recipe} here", partial(trainings, options.rounds, [recipe]))
             for recipe in options.recipes
         },
     }
