@@ -86,7 +86,7 @@ def measure(case: str, without: str, seconds: float) -> None:
     overrides, first = WITHOUT[without]
     first()
     name, *given = CASES[case]
-    print(measured_updates(build_training(load_recipe(name, [*PLAIN, *given, *overrides])), seconds)[0])
+    print(measured_updates(build_training(load_recipe(name, [*PLAIN, *given, *overrides])), seconds)["rate"])
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ def _seconds(value: float) -> str:
 def update_seconds(*overrides: str, recipe: str = "mnist", seconds: float) -> float:
     """Return the seconds of one update of a recipe with generated samples."""
     made = load_recipe(recipe, [*PLAIN, *overrides])
-    return made.batch.global_batch / measured_updates(build_training(made), seconds)[0]
+    return made.batch.global_batch / measured_updates(build_training(made), seconds)["rate"]
 
 
 def growth(quick: bool) -> Rows:

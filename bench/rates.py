@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from bench.where import when_and_where
-from podium.commands.profile import measured_rates
+from podium.profiling.rates import measured_rates
 from podium.recipe.loading import load_recipe
 from podium.training.build import build_training
 from podium.ui.console import number

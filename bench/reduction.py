@@ -152,7 +152,7 @@ def _instance(
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    instances = Instances.join(dist.TCPStore("127.0.0.1", port, is_master=False), index, count, 300, count)
+    instances = Instances.join(dist.TCPStore("127.0.0.1", port, is_master=False), index, count, 300, [count])
     waits: list[float] = []
     engines = {name: _engine(lane, instances, name, waits) for name in CONTENDERS}
     batch = {name: rows[None, None] for name, rows in _workload(lane).example(lane.micro_batch).items()}

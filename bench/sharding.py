@@ -114,7 +114,7 @@ def _round(count: int, reduction: str, shard: str) -> list[Measured]:
 def _instance(index: int, count: int, port: int, reduction: str, shard: str, num_updates: int = 12) -> Measured:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    instances = Instances.join(dist.TCPStore("127.0.0.1", port, is_master=False), index, count, 300, count)
+    instances = Instances.join(dist.TCPStore("127.0.0.1", port, is_master=False), index, count, 300, [count])
     name, *overrides = MODEL
     keys = [f"batch.replicas={count}", f"engine.reduction={reduction}", f"parallel.shard={shard}"]
     recipe = load_recipe(name, [*overrides, *keys])

@@ -12,7 +12,7 @@ from tests.support.processes import podium_ended
 from tests.support.recipes import TINY
 from tests.support.warm import WARM
 
-pytest_plugins = ["tests.support.browser", "tests.support.hosts", "tests.support.outcomes"]
+pytest_plugins = [f"tests.support.{name}" for name in ("browser", "hosts", "outcomes", "slurm", "ssh")]
 
 
 @pytest.fixture(scope="session", autouse=True)

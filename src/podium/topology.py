@@ -1,16 +1,18 @@
 """The topology: hosts × instances × replicas × stages, and the cores and threads that each instance may use."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from podium.errors import UserError
 from podium.machine.cores import numa_nodes, own_cores
+from podium.replica_tree import deal, spread
 from podium.ui.table import Table
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts run instances, instances carry aligned blocks of replicas; all in order, the same number on each.
+    """Hosts run instances, instances carry blocks of replicas, as even as can be; all in order.
 
     With stages, an instance carries one stage of its block, and neighbouring instances hold the stages of one block.
     """
@@ -23,23 +25,32 @@ class Topology:
     stage_layers: tuple[int, ...] = ()
     #: cores that the instances of this host share; None: those that this process may use
     host_cores: int | None = None
+    #: instances on each host; not given: as even as can be
+    given_sizes: tuple[int, ...] = ()
 
     @property
-    def instances_per_host(self) -> int:
-        return self.num_instances // len(self.hosts)
+    def host_sizes(self) -> tuple[int, ...]:
+        """The number of instances on each host."""
+        return self.given_sizes or even_sizes(self.num_instances, len(self.hosts), self.num_stages)
+
+    def instances_on(self, host: int) -> range:
+        """Return the instances of a host."""
+        first = sum(self.host_sizes[:host])
+        return range(first, first + self.host_sizes[host])
+
+    def host_index_of(self, instance: int) -> int:
+        return next(host for host in range(len(self.hosts)) if instance in self.instances_on(host))
 
     def local_replicas(self, instance: int) -> range:
-        """Return the aligned block of replicas that an instance carries, either whole or one stage of them."""
-        share = self.num_replicas * self.num_stages // self.num_instances
-        block = instance // self.num_stages
-        return range(block * share, (block + 1) * share)
+        """Return the block of replicas that an instance carries, either whole or one stage of them."""
+        return deal(self.num_replicas, self.num_instances // self.num_stages)[instance // self.num_stages]
 
     def stage_of(self, instance: int) -> int:
         """Return the stage that an instance carries; 0 if replicas are not divided into stages."""
         return instance % self.num_stages
 
     def host_of(self, instance: int) -> str:
-        return self.hosts[instance // self.instances_per_host]
+        return self.hosts[self.host_index_of(instance)]
 
     def record(self) -> dict[str, int]:
         """Return the counts that `summary.json` holds."""
@@ -53,11 +64,12 @@ class Topology:
     def table(self) -> Table:
         """Return a table with one row per instance: its host, its replicas, its stage."""
         rows: list[list[str]] = []
+        starts = {self.instances_on(host).start for host in range(len(self.hosts))}
         for instance in _shortened(self.num_instances):
             if instance is None:
                 rows.append(["…"] * len(rows[0]))
                 continue
-            named = instance % self.instances_per_host == 0 or rows[-1][0] == "…"
+            named = instance in starts or rows[-1][0] == "…"
             replicas = self.local_replicas(instance)
             shown = str(replicas.start) if len(replicas) == 1 else f"{replicas.start} to {replicas.stop - 1}"
             row = [
@@ -93,45 +105,87 @@ def build_topology(
     hosts: tuple[str, ...] = ("this host",),
     num_stages: int = 1,
     stage_layers: tuple[int, ...] = (),
+    host_sizes: tuple[int, ...] = (),
 ) -> Topology:
-    """Return the topology of these counts; raise UserError, with the possible ones, if results could not be exact."""
+    """Return the topology of these counts; raise UserError, with the possible ones, if an instance would have nothing
+    to carry. `host_sizes`: the number of instances on each host, if it is not to be as even as can be."""
     if len(set(hosts)) < len(hosts):
         raise UserError(f"a host is named twice in {','.join(hosts)}")
+    assert not host_sizes or (len(host_sizes) == len(hosts) and sum(host_sizes) == num_instances)
     works = possible_instances(num_replicas, num_stages, len(hosts))
     if num_instances not in works:
         whole = num_stages == 1
-        times = "" if whole else f"{num_stages} stages × "
         reason = (
             f"an instance carries {'at least one whole replica' if whole else 'one stage of at least one replica'}"
             if num_instances > num_replicas * num_stages
-            else f"instances must be {times}a power of two that divides the replicas"
-            if num_instances not in possible_instances(num_replicas, num_stages)
-            else f"each of {len(hosts)} hosts must carry the same number"
+            else f"{num_instances} is not a multiple of {num_stages} stages"
+            if num_instances % num_stages
+            else f"each of {len(hosts)} hosts must carry at least one"
         )
-        can = f"possible: {', '.join(map(str, works))}" if works else "no number of instances is possible"
         carried = _counted("replica", num_replicas) + ("" if whole else f" of {num_stages} stages")
         raise UserError(
             f"{_counted('instance', num_instances)} on {_counted('host', len(hosts))} cannot carry "
-            f"{carried} exactly: {reason} ({can})"
+            f"{carried}: {reason} ({_shown(works, num_stages)})"
         )
-    return Topology(num_replicas, num_instances, hosts, num_stages, stage_layers)
+    return Topology(num_replicas, num_instances, hosts, num_stages, stage_layers, given_sizes=host_sizes)
 
 
-def possible_instances(num_replicas: int, num_stages: int = 1, num_hosts: int = 1) -> list[int]:
-    """Return the possible numbers of instances: stages times a power of two that divides the replicas.
+def possible_instances(num_replicas: int, num_stages: int = 1, num_hosts: int = 1) -> range:
+    """Return the possible numbers of instances: every instance carries at least one replica, or one stage of one, and
+    every host at least one instance."""
+    first = -(-num_hosts // num_stages) * num_stages
+    return range(first, num_replicas * num_stages + 1, num_stages)
 
-    The blocks of replicas are then complete subtrees of the reduction. Hosts must share the instances equally.
-    """
-    blocks = [1]
-    while num_replicas % (blocks[-1] * 2) == 0:
-        blocks.append(blocks[-1] * 2)
-    return [num_stages * count for count in blocks if num_stages * count % num_hosts == 0]
+
+def _shown(counts: range, num_stages: int) -> str:
+    if not counts:
+        return "no number of instances is possible"
+    if len(counts) <= 3:
+        return f"possible: {', '.join(map(str, counts))}"
+    multiples = "" if num_stages == 1 else f", in multiples of {num_stages}"
+    return f"possible: {counts[0]} to {counts[-1]}{multiples}"
+
+
+def even_sizes(num_instances: int, num_hosts: int, num_stages: int = 1) -> tuple[int, ...]:
+    """Return the numbers of instances on each host, as even as can be; all stages of a replica are on one host, unless
+    the instances could be divided equally, or hosts would have none, without that."""
+    pipelines = num_instances // num_stages
+    if num_instances % num_hosts == 0 or pipelines < num_hosts:
+        return spread(num_instances, num_hosts)
+    return tuple(num_stages * size for size in spread(pipelines, num_hosts))
 
 
 def auto_instances(num_replicas: int, num_cores: int, threads: int, num_stages: int = 1, num_hosts: int = 1) -> int:
     """Return as many instances as all hosts have cores for, with `threads` threads each; at least the minimum."""
     works = possible_instances(num_replicas, num_stages, num_hosts) or [num_stages]
     return max((count for count in works if count * threads <= num_cores), default=works[0])
+
+
+def parse_hosts(text: str, num_instances: int | None) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the names of `--hosts a:3,b:5` and the number of instances on each; none if no host has a number.
+
+    Where only some have one, the others share what is left of `num_instances`, or have one each. An IPv6 address
+    followed by a number has brackets.
+    """
+    names: list[str] = []
+    given: list[int | None] = []
+    for item in (part.strip() for part in text.split(",")):
+        match = re.fullmatch(r"(?:\[(?P<address>[^\]]+)\]|(?P<name>[^:\[\]]+))(?::(?P<size>[1-9]\d{0,5}))?", item)
+        if match is None and (item.count(":") < 2 or not set(item) <= set("0123456789abcdefABCDEF:.%")):
+            raise UserError(
+                f"--hosts {text}: expected host names separated by commas, each with a number of instances if they "
+                "differ: a:3,b:5"
+            )
+        names.append(item if match is None else match["address"] or match["name"])
+        given.append(int(match["size"]) if match is not None and match["size"] else None)
+    if all(size is None for size in given):
+        return tuple(names), ()
+    known, unknown = sum(size or 0 for size in given), given.count(None)
+    total = known + unknown if num_instances is None else num_instances
+    if total < known + unknown or (not unknown and total != known):
+        raise UserError(f"--instances {total} does not fit --hosts {text}, which names {known} instances")
+    rest = iter(spread(total - known, unknown) if unknown else ())
+    return tuple(names), tuple(next(rest) if size is None else size for size in given)
 
 
 # --- cores and threads of an instance -------------------------------------------------------------------------------

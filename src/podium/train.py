@@ -23,6 +23,7 @@ from podium.machine.allocator import settled_objects
 from podium.recipe.loading import Recipe
 from podium.runs.folder import Run, create_run, differing_conditions, environment
 from podium.runs.metrics import Telemetry, check_available
+from podium.runs.monitoring import Monitoring
 from podium.runs.observers import Observers
 from podium.runs.recipe_changes import check_changes
 from podium.runs.summary import SummaryWriter
@@ -133,22 +134,23 @@ def resume(
 def _has_told(run: Run, instances: Instances, total: int) -> bool:
     """Return whether the summary says that all updates are done; that of a run whose disk was full may not."""
     summary = run.summary()
-    return bool(
-        broadcast_facts(instances, {"done": (summary.get("state"), summary.get("updates")) == ("done", total)})["done"]
-    )
+    told = (summary.get("state"), summary.get("updates")) == ("done", total)
+    return bool(broadcast_facts(instances, {"done": told})["done"])
 
 
 def _train(run: Run, training: Training, clock: Clock, stop: StopRequest) -> Run:
-    with Observers(training.recipe.log, run, console.warn, lead=training.placement.is_lead) as observers:
-        return _train_watched(run, training, clock, stop, observers)
+    observers = Observers(training.recipe.log, run, console.warn, lead=training.placement.is_lead)
+    with observers, Monitoring(run, training, clock) as monitoring:
+        return _train_watched(run, training, clock, stop, SummaryWriter(run, training, clock, monitoring), observers)
 
 
-def _train_watched(run: Run, training: Training, clock: Clock, stop: StopRequest, observers: Observers) -> Run:
+def _train_watched(
+    run: Run, training: Training, clock: Clock, stop: StopRequest, summary: SummaryWriter, observers: Observers
+) -> Run:
     progress = training.state.progress
     stop.limit_to(training.recipe.train.time_limit)
     stop.find_end(training.task.lengths, progress.update)
     open_log(run.instance_log(training.placement.instances.index), training)
-    summary = SummaryWriter(run, training, clock)
     with console.only_warned("the run goes on"):
         summary.write("running")
     try:
@@ -211,7 +213,9 @@ def _loop(
     saved_at, meter = progress.update, Meter(clock, lengths, progress.update, len(usable_cores()))
 
     with (
-        Telemetry(recipe.log, run, recipe.tree(), progress.update, console.warn, observers, lead=lead) as telemetry,
+        Telemetry(
+            recipe.log, run, recipe.tree(), progress.update, console.warn, observers, lead=lead, total_updates=total
+        ) as telemetry,
         console.progress_display(lead) as display,
         Saver(run.checkpoints, recipe.checkpoint, training.parallelism.pipeline_group, observers.checkpoint) as saver,
         samples_of_updates(training, progress.update, total, partial(clock.move, "input_wait")) as all_samples,
@@ -229,15 +233,13 @@ def _loop(
             record_due = valid_due or save_due or update % per_call == 0
             if not (record_due or stopping):
                 continue
-
             progress.pending.extend(engine.collect())  # waits for the device
             check_finite(progress.pending, update)
             if record_due:
                 record = lengths.place(update) | named("train", progress.take_train())
-                record |= {"train/lr": lr} | meter.record(update)
-                if state.loss_scale.automatic:
-                    scale = state.loss_scale
-                    record |= {"train/loss_scale": scale.value, "train/skipped_updates": scale.num_skipped}
+                record |= (
+                    {"train/lr": lr} | meter.record(update) | state.loss_scale.record() | summary.monitoring.record()
+                )
                 improved = False
                 if valid_due:
                     with clock.phase("valid"):

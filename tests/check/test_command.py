@@ -13,6 +13,7 @@ PROMISES = [
     "sums and counts add up",
     "trains",
     "same weights on 2 instances",
+    "same weights on 3 instances",
     "same weights on 4 instances",
     "same weights after a kill, resumed on 4",
     "same weights cut into 2 stages",

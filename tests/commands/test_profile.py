@@ -1,15 +1,15 @@
 """`podium profile`: three rates that tell input and compute apart, and where the time of updates goes."""
 
-import json
 import threading
 from dataclasses import replace
 
 import pytest
 
-from podium.commands.profile import Rates, measured_rates, operators_table, run_profile
+from podium.commands.profile import run_profile
 from podium.data.source import Source
 from podium.engine.update import Engine
 from podium.errors import UserError
+from podium.profiling.rates import Rates, measured_rates
 from podium.recipe.loading import load_recipe
 from podium.training.build import build_training
 from tests.support.recipes import TINY
@@ -86,23 +86,18 @@ def test_every_workload_has_its_rates(tiny, capsys, one_thread):
     assert "where the time goes" not in printed
 
 
-def test_operators_and_a_trace(tmp_path, one_thread):
-    name, *overrides = TINY["mnist"]
-    table = operators_table(build_training(load_recipe(name, overrides)), tmp_path / "trace.json")
-    assert "ConvPool" in [row[0] for row in table.rows]
-    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-
-
 @pytest.mark.parametrize(
-    ("overrides", "trace", "sentence"),
+    ("overrides", "trace", "out", "sentence"),
     [
-        ([], "there.json", "there.json already exists"),
-        ([], "nowhere/trace.json", "the folder .*nowhere does not exist"),
-        (["parallel.stages=2"], None, "parallel.stages=1"),
+        ([], "there.json", None, "there.json already exists"),
+        ([], "nowhere/trace.json", None, "the folder .*nowhere does not exist"),
+        ([], None, ".", "--out .* already exists"),
+        (["parallel.stages=2"], None, None, "parallel.stages=1"),
+        (["batch.replicas=3"], None, None, "2 instances on 1 host cannot carry 3 replicas"),
     ],
 )
-def test_mistakes_are_found_before_anything_is_measured(overrides, trace, sentence, tmp_path):
+def test_mistakes_are_found_before_anything_is_measured(overrides, trace, out, sentence, tmp_path):
     (tmp_path / "there.json").write_text("mine")
     with pytest.raises(UserError, match=sentence):
-        run_profile("mnist", overrides, trace=trace and tmp_path / trace)
+        run_profile("mnist", overrides, trace=trace and tmp_path / trace, out=out and tmp_path / out, instances=2)
     assert (tmp_path / "there.json").read_text() == "mine"

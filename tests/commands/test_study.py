@@ -9,6 +9,7 @@ import pytest
 from podium.runs.folder import Run
 from podium.study.definition import check_values, study_from_tree
 from podium.study.folder import StudyFolder
+from podium.study.records import RecordLog, RunRecord
 from tests.support.processes import assert_user_error, podium_ended, podium_here, run_files, started
 from tests.support.recipes import TINY
 
@@ -93,6 +94,19 @@ def test_a_study_goes_on_after_ctrl_c_and_after_a_kill_of_everything_with_the_sa
 
 
 @pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_for_runs_that_do_not_answer(folder):
+    with started("study", *LONG, "--out", "impatient", "--at-once", 1, cwd=folder) as process:
+        process.until_records(folder / "impatient" / "runs" / "0000", 1)
+        process.instances[0].suspend()
+        process.process.send_signal(signal.SIGINT)
+        process.until(lambda: "once more" in process.stderr, "the study has heard of it")
+        stopped = process.ended(by=signal.SIGINT)
+    assert stopped.returncode == 75, stopped.stderr
+    record = StudyFolder(folder / "impatient").records()[0]
+    assert (record.state, record.reason, record.crashes) == ("stopped", "SIGINT", [])
+
+
+@pytest.mark.slow
 def test_a_killed_run_is_tried_again_and_ends_as_if_nothing_had_happened(folder):
     with started("study", *LONG, "--out", "killed", "--at-once", 1, cwd=folder) as process:
         process.until_records(folder / "killed" / "runs" / "0000", 1)
@@ -162,6 +176,7 @@ def test_small_facts_that_are_damaged_are_named(facts, tmp_path):
     study = StudyFolder(tmp_path)
     defined = study_from_tree({"recipe": "neuron", "values": {"optim.lr": [1e-3, 2e-3]}}, "here")
     study.write_definition(defined, check_values(defined), ["podium"])
+    RecordLog(study.records_file).put(RunRecord(number=0, point=0, state="finished", values={}, seed=1, value=0.5))
     study.facts_file.write_text(facts)
     for words in (["status", tmp_path], [tmp_path]):
         assert_user_error(podium_here("study", *words), "study.json is damaged")

@@ -22,7 +22,7 @@ from podium.distributed import instances as instances_module
 from podium.distributed import shared_memory
 from podium.distributed.instances import Instances
 from podium.distributed.lost import InstanceLost
-from podium.distributed.reduction import exact, summed_buffers
+from podium.distributed.reduction import exact, summed_buffers, uneven_buffers
 from podium.distributed.sharding.gather_tensors import GatheredTensors, send_pieces
 from podium.engine.losses import PendingLosses
 from podium.errors import UserError
@@ -30,29 +30,31 @@ from podium.optim.optimisers import build_optimiser
 from podium.optim.state_tensors import state_tensors
 from podium.recipe.sections.batch import BatchSection
 from podium.recipe.sections.optim import OptimSection
+from podium.replica_tree import deal, subtrees
 from tests.support.crew import Crew
 from tests.support.engines import small_engine
 from tests.support.trees import tree_of
 
-COUNTS = [2, 4, 8]
-#: instances, and how many of them share a host, and so memory
-PLACES = [(count, 1) for count in COUNTS] + [(2, 2), (4, 4), (8, 8), (8, 2)]
+#: the instances on each host, which share memory
+EVEN = [(1,) * 2, (1,) * 4, (1,) * 8, (2,), (4,), (8,), (2,) * 4]
+UNEVEN = [(3,), (7,), (1, 3), (3, 2, 1), (1,) * 3, (1,) * 5]
+PLACES = EVEN + UNEVEN
 #: real processes: no deadline, and few examples where each costs milliseconds of messages
 MESSAGES = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
 def crew():
-    crew = Crew(max(COUNTS), __name__)
+    crew = Crew(max(map(sum, PLACES)), __name__)
     yield crew
     crew.close()
 
 
-@pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"{place[0]}-by-{place[1]}")
+@pytest.fixture(scope="module", params=PLACES, ids=lambda place: "-".join(map(str, place)))
 def joined(request, crew) -> Crew:
-    """A run of so many instances; tests of the same number share it."""
-    crew.count, crew.num_per_host = request.param
-    crew.join(crew.count, num_per_host=crew.num_per_host)
+    """A run of so many instances; tests of the same hosts share it."""
+    crew.host_sizes, crew.count = request.param, sum(request.param)
+    crew.join_hosts(crew.host_sizes)
     return crew
 
 
@@ -74,17 +76,21 @@ def leaf(index: int, size: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
     return values.to(dtype)
 
 
-def sum_on_instances(instances: Instances, cases: list, limits: dict[str, int]) -> tuple[str, list[bytes]]:
+def sum_on_instances(
+    instances: Instances, num_replicas: int, cases: list, limits: dict[str, int]
+) -> tuple[str, list[bytes]]:
+    own = subtrees(deal(num_replicas, instances.count)[instances.index], num_replicas)
     with ExitStack() as stack:  # put back afterwards: the next test may have more instances, and all need the same
-        for module in (instances_module, summed_buffers):
+        for module in (instances_module, summed_buffers, uneven_buffers):
             ours = {name: value for name, value in limits.items() if hasattr(module, name)}
             stack.enter_context(mock.patch.multiple(module, **ours))
         sizes = [(size, dtype) for size, _, dtype in cases]
-        summed = summed_buffers.summed_buffers(instances, sizes, torch.device("cpu"), num_lanes=2)
+        summed = summed_buffers.summed_buffers(instances, num_replicas, sizes, torch.device("cpu"), num_lanes=2)
         answers = []
         for number, (size, seed, dtype) in enumerate(cases):
+            for flats, part in zip((*summed.complete, summed.flats), own, strict=True):
+                flats[number].copy_(tree_of([leaf(index, size, seed, dtype) for index in part]))
             flat = summed.flats[number]
-            flat.copy_(leaf(instances.index, size, seed, dtype))
             summed.sum(number, number % 2)
             answers.append(flat.view(torch.uint8).numpy().tobytes() if size else b"")
         return type(summed).__name__, answers
@@ -98,16 +104,19 @@ PIECES = {"DOUBLING_BYTES": -1, "ROUND_BYTES": 0, "PIECE_BYTES": 1000, "WHOLE_BY
 @pytest.mark.parametrize("limits", [DOUBLING, HALVING, PIECES], ids=["doubling", "halving", "pieces"])
 @MESSAGES
 @given(
+    more=st.integers(0, 9),
     sizes=st.lists(st.one_of(st.integers(1, 40), st.integers(1, 5000)), min_size=1, max_size=4),
     seed=st.integers(0, 1000),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )
-def test_sum_of_any_tensors_equals_the_tree_of_one_process(joined, limits, sizes, seed, dtype):
+def test_sum_of_any_tensors_equals_the_tree_of_one_process(joined, limits, more, sizes, seed, dtype):
+    num_replicas = joined.count + more
     cases = [(size, seed + number, dtype) for number, size in enumerate(sizes)]
-    kinds, answers = zip(*joined.run(sum_on_instances, cases, limits), strict=True)
-    assert set(kinds) == {"SentBuffers" if joined.num_per_host == 1 else "SharedBuffers"}
+    kinds, answers = zip(*joined.run(sum_on_instances, num_replicas, cases, limits), strict=True)
+    alike = "SentBuffers" if max(joined.host_sizes) == 1 else "SharedBuffers"
+    assert set(kinds) == {alike if joined.host_sizes in EVEN else "UnevenBuffers"}
     for (size, case_seed, _), *sums in zip(cases, *answers, strict=True):
-        expected = tree_of([leaf(index, size, case_seed, dtype) for index in range(joined.count)])
+        expected = tree_of([leaf(index, size, case_seed, dtype) for index in range(num_replicas)])
         assert set(sums) == {expected.view(torch.uint8).numpy().tobytes() if size else b""}
 
 
@@ -161,8 +170,7 @@ def trained(
     torch.manual_seed(0)
     model = Net(plain).train()
     optimiser = build_optimiser(OptimSection(name=optimiser_name, lr=0.01), model, by_dimension(model))
-    share = num_replicas // instances.count
-    replicas = range(instances.index * share, (instances.index + 1) * share)
+    replicas = deal(num_replicas, instances.count)[instances.index]
     waits: list[float] = []
     batch = BatchSection(micro=4, accumulation=2, replicas=num_replicas)
     engine = small_engine(
@@ -338,12 +346,16 @@ def kind_of_buffers(instances: Instances, unseen_by: int | None) -> str:
 
 
 def summed_anew(instances: Instances) -> summed_buffers.Buffers:
-    return summed_buffers.summed_buffers(instances, [(100_000, torch.float32)], torch.device("cpu"), num_lanes=1)
+    sizes = [(100_000, torch.float32)]
+    return summed_buffers.summed_buffers(instances, instances.count, sizes, torch.device("cpu"), num_lanes=1)
 
 
 def test_memory_is_shared_by_all_instances_or_by_none(crew):
     crew.join(4, num_per_host=2)
     assert crew.run(kind_of_buffers, None) == ["SharedBuffers"] * 4
+    assert crew.run(kind_of_buffers, 3) == ["SentBuffers"] * 4
+    crew.join_hosts((1, 3))
+    assert crew.run(kind_of_buffers, None) == ["UnevenBuffers"] * 4
     assert crew.run(kind_of_buffers, 3) == ["SentBuffers"] * 4
 
 

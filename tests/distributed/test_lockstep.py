@@ -19,6 +19,7 @@ from podium.optim.optimisers import build_optimiser
 from podium.optim.state_tensors import state_tensors
 from podium.recipe.sections.batch import BatchSection
 from podium.recipe.sections.optim import OptimSection
+from podium.replica_tree import deal
 from tests.support.crew import Crew
 from tests.support.engines import small_engine
 
@@ -63,12 +64,11 @@ def one_replica(model: nn.Module, replica: int, dtype: torch.dtype) -> dict[str,
 def local_replicas(instances: Instances, span: int, dtype: torch.dtype = torch.float32) -> Seen:
     """What this instance's replicas see, group after group."""
     model = network(span).to(dtype)
-    num_local = REPLICAS // instances.count
-    first = instances.index * num_local
-    size = min(span, num_local)
+    local = deal(REPLICAS, instances.count)[instances.index]
+    size = min(span, len(local))
     seen = []
-    with Lockstep(size, sum_over_instances(instances)) as lockstep:
-        for start in range(first, first + num_local, size):
+    with Lockstep(size, sum_over_instances(instances, REPLICAS)) as lockstep:
+        for start in range(local.start, local.stop, size):
             replicas = [(twin(model), replica, dtype) for replica in range(start, start + size)]
             seen += lockstep.run([lambda of=of: one_replica(*of) for of in replicas])
     return [{name: tensor.numpy() for name, tensor in replica.items()} for replica in seen]
@@ -97,10 +97,11 @@ def crew():
     crew.close()
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, 3, 4])
 def joined(request, crew) -> Crew:
-    """A run of 2 and one of 4 instances; tests of the same number share it."""
+    """Runs of so many instances, 3 with different numbers of replicas; tests of the same number share one."""
     crew.join(request.param)
+    crew.count = request.param
     return crew
 
 
@@ -129,8 +130,7 @@ def trained(instances: Instances, span: int, options: dict | None = None) -> See
     model.register_parameter("unused", nn.Parameter(torch.ones(2)) if not options.get("reduction") else None)
     optimiser = build_optimiser(OptimSection(name="adamw", lr=0.01), model, by_dimension(model))
     batch = BatchSection(micro=3, accumulation=2, replicas=num_replicas)
-    num_local = num_replicas // instances.count
-    local = range(instances.index * num_local, (instances.index + 1) * num_local)
+    local = deal(num_replicas, instances.count)[instances.index]
     waits = []
     engine = small_engine(
         model, TinyWorkload(), optimiser, batch, seed=5, clip_norm=1.0, instances=instances,
@@ -162,7 +162,7 @@ def test_updates_have_the_same_bits_on_any_instances(joined, span):
 
 @pytest.mark.slow
 def test_more_replicas_than_spans_and_instances(joined):
-    options = {"replicas": 8}
+    options = {"replicas": 12 if joined.count == 3 else 8}
     alone = trained(Instances.alone(), 4, options)
     for part in joined.run(trained, 4, options):
         assert_same(part, alone)
@@ -249,11 +249,11 @@ def test_exchange_sums_over_aligned_blocks_in_tree_order():
 
 
 def test_a_larger_span_is_completed_between_instances():
-    def doubled(tensor, num_instances):
-        return tensor * num_instances
+    def multiplied(tensor, num_replicas):
+        return tensor * num_replicas
 
-    assert run_in_lockstep([lambda: exchanged(1.0, 8), lambda: exchanged(2.0, 8)], doubled) == [12.0, 12.0]
-    assert run_in_lockstep([lambda: exchanged(1.0, 4)], doubled) == [4.0]
+    assert run_in_lockstep([lambda: exchanged(1.0, 8), lambda: exchanged(2.0, 8)], multiplied) == [24.0, 24.0]
+    assert run_in_lockstep([lambda: exchanged(1.0, 4)], multiplied) == [4.0]
 
 
 def test_exactly_one_runs_at_a_time_in_order_of_the_replicas():

@@ -59,6 +59,13 @@ def test_stages_give_the_bits_of_the_whole(
     assert (newest / f"model-{num_stages}-of-{num_stages}.safetensors").exists()
 
 
+def test_pipelines_may_carry_different_numbers_of_replicas(podium, tmp_path, outcome_alone):
+    three = recipe("gpt2", "batch.replicas=3")
+    done = podium("train", *three, "parallel.stages=2", "--instances", 4, "--out", "run", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert outcome(Run(tmp_path / "run")) == outcome_alone(three)
+
+
 @pytest.mark.parametrize(
     ("workload", "stages", "schedule"),
     [

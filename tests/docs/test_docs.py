@@ -14,7 +14,7 @@ from podium.workloads.registry import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 RECIPES = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FIRST_CELL = re.compile(r"^\| `([a-z_.]+)` \|", re.MULTILINE)
 
 
@@ -33,7 +33,7 @@ def test_every_key_in_the_documentation_is_in_the_schema():
     assert set(FIRST_CELL.findall(RECIPES)) - known_keys() == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_overrides_and_recipes_in_examples_are_real(page):
     # lines with a prompt show what a mistake says
     text = re.sub(r"^\$ .*$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -46,7 +46,7 @@ def test_overrides_and_recipes_in_examples_are_real(page):
         assert command in names, command
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         if "://" not in target:

@@ -26,7 +26,7 @@ def test_kills_of_the_whole_run_and_resumes_on_other_counts_end_at_the_same_weig
     while run.summary().get("state") != "done":
         assert time.monotonic() < deadline
         command = ["resume", "run"] if run.recipe_file.exists() else ["train", *recipe_of(workload), "--out", "run"]
-        with started(*command, "--instances", draw.choice([1, 2, 4]), cwd=tmp_path) as launched:
+        with started(*command, "--instances", draw.choice([1, 2, 3, 4]), cwd=tmp_path) as launched:
             if kills == NUM_KILLS_EACH:
                 assert launched.ended().returncode == 0, launched.stderr
                 continue

@@ -23,12 +23,12 @@ OPERATORS = {
     "conv3d_stride2": ["Halving", "Doubling"],
     "conv3d_weight_copy": ["copy_kernel"],
     "conv_pool": ["ConvPool"],
-    "conv_weight_gradient": ["Convolution"],
+    "conv_weight_gradient": ["ConvolutionWithGradient"],
     "cross_entropy": ["CrossEntropy"],
     "dropout_gelu": ["Dropout", "Gelu"],
     "mirror_normalise": ["mirrored_and_normalised"],
     "vocabulary": ["LookUp", "Linear"],
-    "winograd": ["Convolution"],
+    "winograd": ["WinogradConvolution"],
 }
 CASES = all_cases()
 #: those of a size as in training are for the benchmark

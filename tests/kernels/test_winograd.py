@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from podium.kernels.conv.winograd import Convolution, Geometry, convolved
+from podium.kernels.conv.winograd import Geometry, WinogradConvolution, convolved
 from podium.kernels.conv.winograd_weights import matrix, transformed
 from podium.kernels.install import apply_layout
 
@@ -44,7 +44,7 @@ def test_again_gives_the_same_bits(threads):
     kernel.requires_grad_()
 
     def once():
-        output = Convolution.apply(image, kernel, bias, (1, 1))
+        output = WinogradConvolution.apply(image, kernel, bias, (1, 1))
         return output, *torch.autograd.grad(output, [kernel], torch.ones_like(output))
 
     first, again = once(), once()
@@ -58,7 +58,7 @@ def test_the_image_gradient_does_not_depend_on_threads():
     before = torch.get_num_threads()
     for num in (1, 2, 3):
         torch.set_num_threads(num)
-        output = Convolution.apply(image, kernel, bias, (1, 1))
+        output = WinogradConvolution.apply(image, kernel, bias, (1, 1))
         found.append((output.detach(), *torch.autograd.grad(output, [image], output.detach())))
     torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from podium.errors import UserError
-from podium.launch.environment import find_place, first_slurm_host, place_environment
+from podium.launch.environment import find_host_index, find_place, first_slurm_host, place_environment
 from podium.launch.meeting import Meeting
 
 TORCHRUN = {
@@ -42,6 +42,14 @@ def test_place_from_slurm():
     assert (place.address, place.host, place.launcher_has_store) == ("gpu003", "gpu004", False)
 
 
+@pytest.mark.parametrize(("first", "size"), [(0, 2), (2, 2), (4, 1)])
+def test_slurm_nodes_may_have_different_numbers_of_tasks(first, size):
+    uneven = {**SLURM, "SLURM_NTASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}
+    for local_index in range(size):
+        place = find_place({**uneven, "SLURM_PROCID": str(first + local_index), "SLURM_LOCALID": str(local_index)})
+        assert (place.local_index, place.local_count) == (local_index, size)
+
+
 def test_tasks_of_one_slurm_node_meet_in_a_folder_and_those_of_several_show_a_secret_for_their_step():
     several, one = find_place(SLURM), find_place({**SLURM, "SLURM_NNODES": "1", "SLURM_RESTART_COUNT": "2"})
     assert (several.meets_at, several.folder) == ("service", "")
@@ -76,6 +84,19 @@ def test_a_person_and_a_batch_script_have_no_place(env):
 def test_an_incomplete_environment_is_one_sentence():
     with pytest.raises(UserError, match="environment is incomplete"):
         find_place({"RANK": "0", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("env", "index"),
+    [({}, None), ({"JOB_COMPLETION_INDEX": "3"}, 3), ({"PODIUM_HOST_INDEX": "1", "JOB_COMPLETION_INDEX": "3"}, 1)],
+)
+def test_the_number_of_a_host_is_that_of_its_pod(env, index):
+    assert find_host_index(env) == index
+
+
+def test_a_number_of_a_host_that_is_none_is_one_sentence():
+    with pytest.raises(UserError, match="PODIUM_HOST_INDEX is '-1': expected the number of this host"):
+        find_host_index({"PODIUM_HOST_INDEX": "-1"})
 
 
 @pytest.mark.parametrize(

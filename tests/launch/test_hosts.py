@@ -8,7 +8,7 @@ import pytest
 from podium.runs.folder import Run
 from tests.support.hosts import HOSTS, SPREAD, both, ended, inside, ip, on_host
 from tests.support.processes import num_records, sentence, until
-from tests.support.recipes import recipe_of
+from tests.support.recipes import eight, recipe_of
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +31,17 @@ def test_two_hosts_train_to_the_same_weights_as_one_and_a_cut_link_is_survived(h
     assert [code for code, _ in results] == [0, 0], results
     assert run.summary()["weights_sha256"] == weights_alone(recipe_of("mnist"))
     assert run.summary()["topology"]["hosts"] == 2
+
+
+def test_hosts_with_different_numbers_of_instances_train_to_the_same_weights(hosts, tmp_path, weights_alone):
+    names, _ = hosts
+    recipe = [*eight("mnist"), "train.length=20up"]
+    args = ["train", *recipe, "--hosts", f"{HOSTS[0]}:1,{HOSTS[1]}:3", "--join", "--out", "run"]
+    results = [ended(process) for process in [on_host(name, tmp_path, *args) for name in names]]
+    assert [code for code, _ in results] == [0, 0], results
+    run = Run(tmp_path / "run")
+    assert run.summary()["weights_sha256"] == weights_alone(recipe)
+    assert run.summary()["topology"] == {"hosts": 2, "instances": 4, "replicas": 8, "stages": 1}
 
 
 @pytest.mark.parametrize("killed_on", [0, 1])

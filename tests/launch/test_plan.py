@@ -35,6 +35,14 @@ def test_hosts_meet_at_the_first_one():
     assert (plan.host, plan.host_index, plan.meeting, plan.keeps_store) == ("b", 1, ("a", 29400), False)
 
 
+def test_a_host_that_was_given_its_number_needs_no_name():
+    topology = build_topology(4, 4, ("a-0.a", "a-1.a"))
+    plan = plan_launch(topology, frozenset({"somewhere"}), 29400, COMMAND, 1, started_again=True)
+    assert (plan.host, plan.meeting, plan.started_again) == ("a-1.a", ("a-0.a", 29400), True)
+    with pytest.raises(UserError, match="this is host 2, counted from 0, but --hosts names 2"):
+        plan_launch(topology, frozenset(), 29400, COMMAND, 2)
+
+
 @pytest.mark.parametrize(("names", "part"), [({"c"}, "is not one of"), ({"a", "b"}, "is more than one of")])
 def test_a_host_that_is_not_exactly_one_of_the_named_is_an_error(names, part):
     with pytest.raises(UserError, match=part):
@@ -133,16 +141,22 @@ def test_clocks_apart_are_one_sentence():
 
 
 @pytest.mark.parametrize(
-    ("hosts", "local_count", "misplaced"),
-    [("aabb", 2, None), ("ab", 1, None), ("abab", 2, 1), ("aab", 1, 1), ("aaab", 2, 2)],
+    ("hosts", "local_counts", "misplaced"),
+    [
+        ("aabb", (2, 2, 2, 2), None),
+        ("abbb", (1, 3, 3, 3), None),
+        ("abab", (2, 2, 2, 2), 1),
+        ("aab", (1, 1, 1), 0),  # two launchers on one host
+        ("aaab", (3, 3, 3, 2), 3),
+    ],
 )
-def test_hosts_carry_equally_many_instances_one_after_the_other(hosts, local_count, misplaced):
-    hellos = [{"host": host} for host in hosts]
+def test_the_instances_of_a_host_come_one_after_the_other(hosts, local_counts, misplaced):
+    hellos = [{"host": host, "local_count": count} for host, count in zip(hosts, local_counts, strict=True)]
     if misplaced is None:
-        check_order(hellos, local_count)
+        check_order(hellos)
     else:
         with pytest.raises(UserError, match=f"instance {misplaced} is out of place"):
-            check_order(hellos, local_count)
+            check_order(hellos)
 
 
 def place(index, count=4, local_count=2, address="node1"):

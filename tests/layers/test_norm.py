@@ -196,7 +196,7 @@ def test_section_says_what_is_wrong(keys, part):
         (2, 3, 1, r"span = 2 does not divide batch\.replicas = 3"),
         (8, 4, 1, r"span = 8 does not divide batch\.replicas = 4"),
         (6, 12, 1, "not a power of two"),
-        (2, 6, 2, "does not fit 3 replicas per instance"),
+        (2, 6, 2, r"cannot lie in 2 instances of 6 replicas: .* \(possible: 1, 3, 5, 6\)"),
     ],
 )
 def test_check_span_says_what_is_wrong(span, replicas, instances, part):
@@ -204,7 +204,9 @@ def test_check_span_says_what_is_wrong(span, replicas, instances, part):
         check_span(span, replicas, instances)
 
 
-@pytest.mark.parametrize(("span", "replicas", "instances"), [(1, 3, 1), (2, 6, 1), (4, 8, 1), (4, 8, 8), (2, 12, 2)])
+@pytest.mark.parametrize(
+    ("span", "replicas", "instances"), [(1, 3, 1), (2, 6, 1), (4, 8, 1), (4, 8, 8), (2, 12, 2), (4, 8, 7)]
+)
 def test_check_span_accepts_what_works(span, replicas, instances):
     check_span(span, replicas, instances)
 

@@ -4,6 +4,7 @@ import pytest
 
 from podium.distributed.instances import Instances
 from podium.distributed.reduction.exact import BUCKET_BYTES, FIRST_BYTES
+from podium.distributed.reduction.exchange import Exchange
 from podium.errors import UserError
 from podium.plan.network import PRESETS, Network, buckets, fitted, parse_network, reduction_load
 
@@ -33,12 +34,20 @@ def test_gradients_are_divided_into_buckets_as_the_reduction_divides_them():
 
 
 def test_long_buckets_send_twice_their_bytes_and_short_ones_one_round_for_each_doubling():
-    assert reduction_load(10**6, 1, 4) == (0.0, 0.0)
-    rounds, sent = reduction_load(1000, 16, 1)
+    assert reduction_load(10**6, Exchange(4, (4,))) == (0.0, 0.0)
+    sixteen = Exchange(16, (1,) * 16)
+    rounds, sent = reduction_load(1000, sixteen)
     assert (rounds, sent) == (4, 4000)
-    rounds, sent = reduction_load(64 << 20, 16, 1)
+    rounds, sent = reduction_load(64 << 20, sixteen)
     assert sent == pytest.approx(2 * (1 - 1 / 16) * (64 << 20))
     assert rounds == 2 * 4 * len(buckets(64 << 20)) / 2
+
+
+def test_hosts_that_are_not_alike_send_everything_in_two_rounds():
+    rounds, sent = reduction_load(64 << 20, Exchange(8, (1, 3)))
+    assert rounds == 2 * len(buckets(64 << 20)) / 2
+    assert sent == pytest.approx(64 << 20)  # one sends all that it has, the other, which owns all, the totals
+    assert reduction_load(64 << 20, Exchange(8, (1,) * 3))[1] == pytest.approx(2 * (64 << 20))
 
 
 def test_latency_and_bandwidth_are_found_again_from_times_of_sums():

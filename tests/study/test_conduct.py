@@ -18,8 +18,8 @@ HALVING = {"halving": {"first": "1ep", "factor": 3}}
 
 @pytest.mark.parametrize(
     "keys",
-    [GRID, {**GRID, "seeds": 2}, {**GRID, **HALVING}, TPE, {**TPE, **HALVING}],
-    ids=["grid", "seeds", "halving", "tpe", "tpe-halving"],
+    [GRID, {**GRID, "seeds": 2}, {**GRID, **HALVING}, {**TPE, "method": "random"}, TPE, {**TPE, **HALVING}],
+    ids=["grid", "seeds", "halving", "random", "tpe", "tpe-halving"],
 )
 def test_the_table_is_the_same_to_the_bit_however_many_run_at_once_and_whoever_is_faster(keys, tmp_path):
     alone, _ = conducted(tmp_path / "alone", PretendedRuns(1), **keys)

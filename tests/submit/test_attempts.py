@@ -36,7 +36,7 @@ def test_saved_goes_back_into_the_queue_only_while_there_is_progress_and_at_most
     assert (stuck.action, stuck.code) == ("end", 3)
     assert "no progress since the attempt before (update 5 is all that was reached)" in stuck.reason
     often = judge(FACTS, [attempt(75, update) for update in (1, 2, 3, 4)], NODES)
-    assert (often.action, often.code) == ("end", 3)
+    assert (often.action, often.code) == ("end", 75)
     assert "it has started 4 times" in often.reason
 
 
@@ -64,6 +64,7 @@ def test_the_largest_count_that_can_carry_the_recipe_is_taken_on_whatever_nodes_
                 assert count >= max(
                     (number for number in possible_instances(replicas, stages, 1) if number <= 4), default=0
                 )
+    assert choose_instances(JobFacts(num_replicas=7, num_stages=1, per_node=4, requeues=0), 3) == (2, 7)
     with pytest.raises(UserError, match="ask for more"):
         choose_instances(JobFacts(num_replicas=1, num_stages=8, per_node=2, requeues=0), 3)
 

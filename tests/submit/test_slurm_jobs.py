@@ -1,7 +1,13 @@
 """Jobs on a real Slurm of two nodes: submitted, run, signalled, queued again, counted, excluded, cancelled."""
 
+import json
 import os
+import shutil
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 SHORT = [*recipe_of("mnist"), "batch.replicas=4", "train.length=24up"]
 LONG = [*recipe_of("mnist"), "batch.replicas=4", "train.length=3000up", "valid.every=1000up", "checkpoint.every=20up"]
+SSHD = shutil.which("sshd", path=PATH)
 KEY = "a-key-that-nobody-may-read-0123456789"
 
 
@@ -161,3 +168,57 @@ def test_sbatch_that_refuses_leaves_nothing(submit, tmp_path):
     done = podium_here("submit", "slurm", *SHORT, "--nodes", 4, "--tasks-per-node", 1, "--out", "none")
     assert done.returncode == 2
     assert not (tmp_path / "none").exists()
+
+
+@pytest.fixture
+def login(slurm: Slurm, tmp_path_factory) -> Iterator[str]:
+    """An ssh server from which Slurm's commands can be run; the command that reaches it."""
+    if SSHD is None:
+        pytest.skip("OpenSSH's server (openssh-server) is not installed")
+    folder = tmp_path_factory.mktemp("login")
+    for key in ("host", "key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    there = {"PATH": PATH, "SLURM_CONF": slurm.folder / "slurm.conf", "PODIUM_CACHE": os.environ["PODIUM_CACHE"]}
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
+    (folder / "config").write_text(
+        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host\nPidFile {folder}/pid\n"
+        f"AuthorizedKeysFile {folder}/key.pub\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
+        f"PasswordAuthentication no\nSetEnv {' '.join(f'{name}={value}' for name, value in there.items())}\n"
+    )
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd insists on this empty folder
+    with subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "config"], stderr=subprocess.DEVNULL) as server:
+        try:
+            until(lambda: server.poll() is not None or (folder / "pid").exists(), "the ssh server", deadline_s=20)
+            yield f"ssh -F none -p {port} -i {folder}/key -o IdentitiesOnly=yes -o UserKnownHostsFile={folder}/known"
+        finally:
+            server.terminate()
+
+
+def test_everything_works_through_a_login_node_and_secrets_are_in_the_environment_of_the_job_alone(
+    slurm, submit, login, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("SLURM_CONF")
+    there = tmp_path / "the folder's $(name)"
+    site = {"login": {"host": "127.0.0.1", "ssh": login, "folder": str(there)}, "secrets": ["WANDB_API_KEY"],
+            "podium": f"{sys.executable} -m podium"}  # fmt: skip
+    Path("far.yaml").write_text(json.dumps(site))
+    done = podium_here("submit", "slurm", *LONG, "--tasks-per-node", 2, "--site", "far.yaml")
+    assert done.returncode == 0, done.stderr
+    name = done.stdout.strip()
+    job, run = podium_job(name), Run(there / "runs" / name)
+    until(lambda: num_records(run) > 0, "records")
+    assert "running" in podium_here("status", name).stdout
+    (instance, _) = instances_on(job, "node1") or instances_on(job, "node2")
+    assert instance.environ()["WANDB_API_KEY"] == KEY
+    assert "PODIUM_SECRET" in instance.environ()
+    with Path("followed").open("wb") as file:
+        following = subprocess.Popen([sys.executable, "-m", "podium", "logs", "-f", name], stdout=file)
+        assert podium_here("cancel", name).returncode == 0
+        assert following.wait(90) == 0  # it ends as the job does
+    assert "on 2 instances" in Path("followed").read_text()
+    until(lambda: run.summary()["state"] == "interrupted", "that it has saved")
+    written = [path for path in there.rglob("*") if path.is_file()]
+    assert not [path for path in written if KEY.encode() in path.read_bytes()]
+    assert not (tmp_path / "name").exists()

@@ -18,7 +18,7 @@ from tests.support.ssh import RECIPE
 
 
 @pytest.mark.parametrize(
-    "text", ["-oProxyCommand=id:4", "a;id", "$(id)", "a b:2", "a:0", "a:x", "a:-1", ",", "a\nb", "@a", "a:4,b:2"]
+    "text", ["-oProxyCommand=id:4", "a;id", "$(id)", "a b:2", "a:0", "a:x", "a:-1", ",", "a\nb", "@a"]
 )
 def test_hosts_that_ssh_or_a_shell_could_misread_are_refused(text):
     with pytest.raises(UserError, match="--hosts"):

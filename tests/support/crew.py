@@ -47,9 +47,13 @@ class Crew:
 
     def join(self, count: int, timeout_s: float = _TIMEOUT_S, num_per_host: int = 1) -> None:
         """The first `count` processes become the instances of a new run, `num_per_host` on each host."""
+        self.join_hosts([num_per_host] * (count // num_per_host), timeout_s)
+
+    def join_hosts(self, host_sizes: Sequence[int], timeout_s: float = _TIMEOUT_S) -> None:
+        """The first processes become the instances of a new run, so many on each host."""
         self._num_joins += 1
-        self._joined = count
-        self._call([("join", (count, self._num_joins, timeout_s, num_per_host))] * count)
+        self._joined = sum(host_sizes)
+        self._call([("join", (host_sizes, self._num_joins, timeout_s))] * self._joined)
 
     def run(self, function: Callable[..., Any], *args: object) -> list[Any]:
         """function(instances, *args) on every instance of the run; what each returned, in their order."""
@@ -88,10 +92,10 @@ def _member(index: int, port: int, link: multiprocessing.connection.Connection) 
         what, args = call
         try:
             if what == "join":
-                count, number, timeout_s, num_per_host = args
+                host_sizes, number, timeout_s = args
                 instances.close()
                 store = dist.PrefixStore(str(number), dist.TCPStore("127.0.0.1", port, is_master=False))
-                instances = Instances.join(store, index, count, timeout_s, num_per_host)
+                instances = Instances.join(store, index, sum(host_sizes), timeout_s, host_sizes)
                 value = None
             else:
                 value = what(instances, *args)

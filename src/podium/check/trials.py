@@ -14,9 +14,35 @@ from torch import Tensor
 
 from podium.checkpoints.reading import checkpoint_paths, load
 from podium.errors import PodiumError
+from podium.recipe.loading import Recipe
 from podium.runs.folder import Run
 
 _POLL_S = 0.02
+
+
+#: what simplifies a schedule that does not fit few updates
+SIMPLER = ["schedule.name=constant", "schedule.warmup=2up"]
+
+
+def quick_overrides(recipe: Recipe, num_updates: int, every: int = 1) -> list[str]:
+    """Return what makes a recipe short, with a checkpoint `every` few updates, and nothing but the run folder."""
+    return [
+        f"train.length={num_updates}up",
+        "train.time_limit=null",
+        "valid.every=0up",
+        f"valid.max_samples={4 * recipe.valid.micro}",
+        f"checkpoint.every={every}up",
+        f"checkpoint.keep={-(-num_updates // every)}",
+        "checkpoint.best=false",
+        "log.report=false",
+        "log.tensorboard=false",
+        "log.wandb=off",
+        "log.mlflow=off",
+        "log.trackio=off",
+        "log.observers=[]",
+        "engine.updates_per_call=1",
+        "engine.tune=off",
+    ]
 
 
 @dataclass(frozen=True)

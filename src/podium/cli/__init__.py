@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from podium import __version__
-from podium.cli import comparing, looking, measuring, results, submit, training
+from podium.cli import comparing, looking, measuring, rehearse, results, submit, training
 from podium.cli.data import data_app
 from podium.cli.study import study_app
 from podium.cli.submit import attempt_app, on_host_app, submit_app
@@ -37,8 +37,8 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Measure and predict": (measuring.tune, measuring.plan, measuring.profile, measuring.check),
     "Use what was trained": (results.validate, results.predict, results.export, results.average),
     "Compare runs": (comparing.report,),
-    "On clusters": (submit.jobs, submit.status, submit.logs, submit.cancel),
-    "Look around": (looking.recipes, looking.workloads, looking.new, looking.show, looking.doctor),
+    "On clusters": (rehearse.rehearse, submit.jobs, submit.status, submit.logs, submit.cancel),
+    "Look around": (looking.recipes, looking.workloads, looking.new, looking.show, looking.monitor, looking.doctor),
 }
 for _panel, _commands in _COMMANDS.items():
     for _command in _commands:
@@ -90,7 +90,7 @@ def _version(asked: bool) -> None:
 _LIGHT = (
     *("show", "recipes", "data", "doctor", "study", "submit", "jobs", "status", "logs", "cancel"),
     *("attempt", "on-host"),
-    *("report", "compare", "runs", "board"),
+    *("report", "compare", "runs", "board", "monitor"),
 )
 
 

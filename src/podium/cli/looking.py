@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from podium.cli.options import Overrides
+from podium.cli.options import Overrides, RunFolder
 
 
 def recipes(
@@ -44,6 +44,19 @@ def show(
     from podium.commands.show import show
 
     show(recipe, overrides or [])
+
+
+def monitor(
+    run: RunFolder,
+    web: Annotated[bool, typer.Option("--web", help="As a page for browsers on this machine.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="--web: port on loopback; 0: a free one.")] = 0,
+) -> None:
+    """Watch a training from another terminal or host: curves, rates, who waits for whom, its log. q ends it."""
+    from podium.commands import monitor
+    from podium.runs.folder import open_run
+
+    opened = open_run(run)
+    monitor.serve(opened, port) if web else monitor.monitor(opened)
 
 
 def doctor() -> None:

@@ -98,11 +98,17 @@ def profile(
     rates: Annotated[bool, typer.Option("--rates", help="Only the three rates: input, compute, both.")] = False,
     trace: Annotated[Path | None, typer.Option(help="New file for a trace of a few updates (.json).")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of each of the nine measurements.")] = 3.0,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for page and trace.", show_default="profiles/RECIPE-001 and so on")
+    ] = None,
+    instances: Annotated[
+        int, typer.Option(min=1, help="Also measure as many together: who waits, what the exchange costs.")
+    ] = 1,
 ) -> None:
-    """Measure whether input or compute limits a training here, and which operators take its time."""
+    """Measure what limits a training here and where its time and memory go: tables, a page, and a trace."""
     from podium.commands.profile import run_profile
 
-    run_profile(recipe, overrides or [], rates_only=rates, trace=trace, seconds=seconds)
+    run_profile(recipe, overrides or [], rates_only=rates, trace=trace, seconds=seconds, out=out, instances=instances)
 
 
 def check(

@@ -17,7 +17,9 @@ NumInstances = Annotated[
     str | None,
     typer.Option(help="Number of processes, or `auto`: as many as keep the cores busy.", show_default="the minimum"),
 ]
-Hosts = Annotated[str | None, typer.Option(help="Hosts that share the instances, e.g. a,b; they meet at the first.")]
+Hosts = Annotated[
+    str | None, typer.Option(help="Hosts that share the instances, as in a,b or a:3,b:5; they meet at the first.")
+]
 Join = Annotated[
     bool,
     typer.Option(

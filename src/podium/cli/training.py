@@ -32,12 +32,15 @@ def train(
     join: Join = False,
     secret_file: SecretFile = None,
     until: Until = None,
+    goes_on: Annotated[
+        bool, typer.Option("--continue", help="Continue the run in --out, if there is one: for jobs that start again.")
+    ] = False,
 ) -> None:
     """Train a recipe."""
     with StopRequest(os.getpid(), until) as stop:
         from podium.commands import train
 
-        train.train(recipe, overrides or [], out, instances, hosts, join, stop, secret_file)
+        train.train(recipe, overrides or [], out, instances, hosts, join, stop, secret_file, goes_on=goes_on)
 
 
 def resume(

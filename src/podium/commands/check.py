@@ -14,11 +14,12 @@ from typing import Literal
 
 from podium.check.operators import Difference, Record, first_difference, record_replica
 from podium.check.tails import tail_problem
-from podium.check.trials import Trial, Trials, first_differing_update
-from podium.commands.profile import measured_rates
+from podium.check.trials import SIMPLER, Trial, Trials, first_differing_update, quick_overrides
 from podium.distributed.lockstep import largest_span
 from podium.errors import UserError
+from podium.profiling.rates import measured_rates
 from podium.recipe.loading import Recipe, load_recipe
+from podium.replica_tree import span_fits
 from podium.topology import possible_instances
 from podium.training.build import Training, build_training
 from podium.ui import console
@@ -28,7 +29,6 @@ from podium.ui.table import Table
 _COUNTS = (1, 2, 3, 4)
 _NUM_REPLICAS, _NUM_UPDATES, _KILLED_AFTER = 4, 6, 2
 _RATES_S = 0.5
-_SIMPLER = ["schedule.name=constant", "schedule.warmup=2up"]
 Verdict = Literal["yes", "no", "note", "not tried"]
 
 
@@ -49,7 +49,7 @@ def check(name: str, overrides: Sequence[str], keep: Path | None = None) -> bool
     training, simpler = _build(name, [*overrides, *ours])
     recipe, trained = training.recipe, [*overrides, *ours, *simpler]
     answers: list[Answer] = []
-    total = 5 + len(_counts(recipe)) + 2
+    total = 5 + len(_counts(recipe, largest_span(training.state.model))) + 2
     with console.progress_display(what="checking") as display, _trial_folder(keep) as folder:
         for done, answer in enumerate(_answers(name, trained, training, folder)):
             answers.append(answer)
@@ -69,23 +69,7 @@ def check(name: str, overrides: Sequence[str], keep: Path | None = None) -> bool
 
 def _trial_overrides(recipe: Recipe) -> list[str]:
     """Return what makes a recipe short, and lets several instances carry it."""
-    short = [
-        f"train.length={_NUM_UPDATES}up",
-        "train.time_limit=null",
-        "valid.every=0up",
-        f"valid.max_samples={4 * recipe.valid.micro}",
-        "checkpoint.every=1up",
-        f"checkpoint.keep={_NUM_UPDATES}",
-        "checkpoint.best=false",
-        "log.report=false",
-        "log.tensorboard=false",
-        "log.wandb=off",
-        "log.mlflow=off",
-        "log.trackio=off",
-        "log.observers=[]",
-        "engine.updates_per_call=1",
-        "engine.tune=off",
-    ]
+    short = quick_overrides(recipe, _NUM_UPDATES)
     if recipe.batch.num_replicas < _NUM_REPLICAS:
         short.append(f"batch.replicas={_NUM_REPLICAS}")
     if recipe.parallel.num_stages > 1:
@@ -93,8 +77,13 @@ def _trial_overrides(recipe: Recipe) -> list[str]:
     return short
 
 
-def _counts(recipe: Recipe) -> list[int]:
-    return [count for count in _COUNTS if count in possible_instances(recipe.batch.num_replicas)]
+def _counts(recipe: Recipe, span: int) -> list[int]:
+    """Return the numbers of instances to compare; `span`: how many replicas share statistics."""
+    num_replicas, in_rows = recipe.batch.num_replicas, recipe.parallel.shard == "parameters"
+    possible = [count for count in _COUNTS if count in possible_instances(num_replicas)]
+    return [
+        count for count in possible if span_fits(span, num_replicas, count) and not (in_rows and num_replicas % count)
+    ]
 
 
 @contextlib.contextmanager
@@ -114,14 +103,15 @@ def _build(name: str, overrides: Sequence[str]) -> tuple[Training, list[str]]:
     except UserError as error:
         if not str(error).startswith("schedule.") or str(error).startswith("schedule.name"):  # a user's own is wrong
             raise
-    return build_training(load_recipe(name, [*overrides, *_SIMPLER]), fresh=True), _SIMPLER
+    return build_training(load_recipe(name, [*overrides, *SIMPLER]), fresh=True), SIMPLER
 
 
 def _answers(name: str, overrides: Sequence[str], training: Training, folder: Path) -> Iterator[Answer]:
     recipe = training.recipe
     num_blocks = len(training.task.workload.stages(training.state.model))
     difference: Difference | None = None
-    if largest_span(training.state.model) > 1:
+    counts = _counts(recipe, span := largest_span(training.state.model))
+    if span > 1:
         # These layers wait for each other's replicas, which run side by side.
         yield Answer("an update repeats", "not tried", "norm.span shares statistics between replicas")
     else:
@@ -142,7 +132,7 @@ def _answers(name: str, overrides: Sequence[str], training: Training, folder: Pa
     yield Answer("sums and counts add up", "no" if problem else "yes", problem)
     yield _speed(training)
     del training
-    yield from _trainings(Trials(folder, name, overrides), recipe, num_blocks, difference)
+    yield from _trainings(Trials(folder, name, overrides), recipe, counts, num_blocks, difference)
 
 
 def _plain(name: str, overrides: Sequence[str]) -> Recipe:
@@ -167,13 +157,14 @@ def _speed(training: Training) -> Answer:
     return Answer("time of an update", "note", f"{number(took_ms)} ms on one instance; limited by {limits}")
 
 
-def _trainings(trials: Trials, recipe: Recipe, num_blocks: int, found: Difference | None) -> Iterator[Answer]:
+def _trainings(
+    trials: Trials, recipe: Recipe, counts: list[int], num_blocks: int, found: Difference | None
+) -> Iterator[Answer]:
     first = trials.train(1)
     if first.problem:
         yield Answer("trains", "no", first.problem)
         return
     yield Answer("trains", "yes", f"weights {first.sha256[:16]}")
-    counts = _counts(recipe)
     for count in counts[1:]:
         yield _compared(f"same weights on {count} instances", first, trials.train(count), found)
     killed = trials.train_killed(1, counts[-1], _KILLED_AFTER)

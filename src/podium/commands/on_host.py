@@ -13,7 +13,7 @@ def check() -> None:
 def start(run: Path, host: str) -> None:
     """Start this host's part of a run."""
     wanted = on_host.given()
-    words = on_host.words_of(run, [str(host) for host in wanted["hosts"]], int(wanted["instances"]))
+    words = on_host.words_of(run, {str(name): int(count) for name, count in dict(wanted["hosts"]).items()})
     on_host.answer({"pid": on_host.start(on_host.Part(run, host), {**wanted, "words": words})})
 
 

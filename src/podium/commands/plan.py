@@ -166,7 +166,7 @@ def _plan_recipe(asked: Asked, name: str, overrides: list[str], counts: list[int
     for one, (instances, hosts) in zip(recipes or [recipe], places, strict=True):
         names = tuple(f"host {index}" for index in range(hosts))
         build_topology(one.batch.num_replicas, instances, names)  # raises, with what is possible
-    per_host = max(instances // hosts for instances, hosts in places)
+    per_host = max(-(-instances // hosts) for instances, hosts in places)
     network = found_network or _network(asked, max(hosts for _, hosts in places))
     parts = _components(asked, name, overrides, recipe, per_host)
     found = [
@@ -207,8 +207,7 @@ def _place(recipe: Recipe, asked: Asked, num_hosts: int, per_host: int, *, range
     if ranged:
         most = asked.instances or possible[-1]
         instances = max(count for count in possible if count <= most)
-        hosts = max(1, -(-instances // per_host))
-        return instances, 1 << (hosts - 1).bit_length()
+        return instances, max(1, -(-instances // per_host))
     instances = asked.instances or (num_hosts if num_hosts > 1 else 1)
     return instances, num_hosts or 1
 

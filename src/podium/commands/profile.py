@@ -1,188 +1,152 @@
-"""`podium profile RECIPE`: what limits a training here, and which operators take its time.
+"""`podium profile RECIPE`: what limits a training here, where its time and memory go, as tables, a page and a trace."""
 
-Three rates tell input and arithmetic apart: samples delivered with nothing computed, updates computed over samples that
-are in memory already, and both together as training has them. They are visited in turns, so that noise hits all alike.
-"""
-
-import itertools
-import math
-import statistics
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import os
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-from torch.autograd.profiler_util import FunctionEventAvg
-from torch.profiler import ProfilerActivity, profile
-
-from podium.engine.update import Engine
-from podium.errors import UserError
-from podium.recipe.loading import load_recipe
+from podium.errors import UserError, writing
+from podium.machine.memory import peak_bytes, reset_peak
+from podium.profiling.events import Profiled, attribute, kernel_names, profile_updates
+from podium.profiling.findings import layer_rows, operator_rows, operators_table
+from podium.profiling.memory import MemoryProfile, lasting_bytes, read_memory
+from podium.profiling.page import Profile, profile_page
+from podium.profiling.peaks import measure_peaks
+from podium.profiling.rates import Rates, make_updates, measured_rates
+from podium.profiling.stragglers import InstancesProfile, profile_instances
+from podium.profiling.work import count_work
+from podium.recipe.loading import Recipe, load_recipe
+from podium.runs.folder import next_free_folder, processor, replace_file
+from podium.topology import build_topology
 from podium.training.build import Training, build_training
-from podium.training.feeding import build_engine, samples_of_updates, updates_per_block
+from podium.training.feeding import build_engine, samples_of_updates
 from podium.ui import console
-from podium.ui.console import number
-from podium.ui.table import Table
 
-Samples = Iterator[dict[str, Tensor]]
-
-#: so small that weights hardly change: what is measured must not overflow
-_LR = 1e-6
-_ROUNDS = 3
-_NUM_WARM_UP = 2
-#: the slower of two must be slower by this to be called the bottleneck
-_CLEARLY = 1.1
-_PROFILED_UPDATES, _ROWS = 5, 15
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Samples per second of one instance; `global_batch` of them make an update."""
-
-    input: float
-    compute: float
-    both: float
-    global_batch: int
-
-    @property
-    def bottleneck(self) -> str:
-        """Return what limits the training: input, compute, or both alike."""
-        if max(self.input, self.compute) < _CLEARLY * min(self.input, self.compute):
-            return "input and compute alike"
-        return "input" if self.input < self.compute else "compute"
-
-    def table(self, title: str) -> Table:
-        def row(what: str, rate: float) -> list[str]:
-            return [what, number(rate), number(1e3 * self.global_batch / rate)]
-
-        slower = min(self.input, self.compute)
-        return Table(
-            title,
-            ["", "samples/s", "ms per update"],
-            [row("input only", self.input), row("compute only", self.compute), row("both together", self.both)],
-            f"bottleneck: {self.bottleneck}; together {100 * self.both / slower:.0f} % of the slower one",
-        )
+PAGE, TRACE = "profile.html", "trace.json"
 
 
 def run_profile(
-    name: str, overrides: Sequence[str], *, rates_only: bool = False, trace: Path | None = None, seconds: float = 3.0
+    name: str,
+    overrides: Sequence[str],
+    *,
+    rates_only: bool = False,
+    trace: Path | None = None,
+    seconds: float = 3.0,
+    out: Path | None = None,
+    instances: int = 1,
 ) -> None:
-    """Print the three rates and, unless only these are wanted, the costliest operators; `trace` is a new file."""
-    if trace is not None and trace.exists():
-        raise UserError(f"{trace} already exists: choose another name")
-    if trace is not None and not trace.parent.is_dir():
-        raise UserError(f"--trace {trace}: the folder {trace.parent} does not exist")
+    """Print the three rates and, unless only these are wanted, the costliest operators, and write the page.
+
+    `trace` and `out` are a new file and a new folder; `instances`: profile as many of them together, too.
+    """
+    _check_places(trace, out)
+    load = os.getloadavg()[0]
     recipe = load_recipe(name, overrides)
     if recipe.parallel.num_stages > 1:
         raise UserError("a profile is of one instance, which cannot be split into stages: add parallel.stages=1")
+    if instances > 1:
+        build_topology(recipe.batch.num_replicas, instances)  # raises where they cannot be divided
     training = build_training(recipe)
     with console.progress_display(what="profiling") as display:
         rates = measured_rates(training, seconds, display)
     console.show_table(
         rates.table(f"{name} on {training.placement.busy_threads} of {training.placement.threads} threads")
     )
-    if not rates_only or trace is not None:
-        console.show_table(operators_table(training, trace))
-    if trace is not None:
-        console.say(f"wrote {trace}: open it in a browser that has a trace viewer (chrome://tracing, ui.perfetto.dev)")
+    if rates_only and trace is None:
+        return
+    folder = None if rates_only else out or next_free_folder(Path("profiles"), name)
+    _write(_Asked(name, overrides, folder, trace, seconds, instances, load), training, rates)
 
 
-def measured_rates(
-    training: Training,
-    seconds: float,
-    display: console.Display | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Rates:
-    """Measure each of the three for a few rounds of about `seconds`, and return the medians."""
-    display = display or console.NoDisplay()
-    batch = training.recipe.batch
+@dataclass(frozen=True)
+class _Asked:
+    name: str
+    overrides: Sequence[str]
+    #: for the page; None: none
+    folder: Path | None
+    trace: Path | None
+    seconds: float
+    instances: int
+    #: of the machine before anything was measured: beside other work, times and peaks say little
+    load: float
+
+
+def _check_places(trace: Path | None, out: Path | None) -> None:
+    if trace is not None and trace.exists():
+        raise UserError(f"{trace} already exists: choose another name")
+    if trace is not None and not trace.parent.is_dir():
+        raise UserError(f"--trace {trace}: the folder {trace.parent} does not exist")
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out} already exists: choose another folder")
+
+
+def _write(asked: _Asked, training: Training, rates: Rates) -> None:
+    """Profile a few updates; write the trace, and everything to the folder, where they are wanted."""
+    folder, recipe, placement, model = asked.folder, training.recipe, training.placement, training.state.model
+    batch = recipe.batch
+    passes = batch.num_accumulation * len(placement.replicas)
+    # Shared by all below, so that operators have their names: the profiler writes the trace as it is asked for events.
+    with tempfile.TemporaryDirectory(prefix="podium-profile-") as scratch:
+        recorded = Path(scratch) / TRACE
+        profiled = attribute(profile_updates(training, recorded), model, placement.device, kernel_names())
+        memory = _memory(training, Path(scratch)) if folder is not None else None
+        work = _work(recipe, training)
+        operators = operator_rows(profiled, work, passes)
+        console.show_table(operators_table(operators, profiled.update_us / 1e3))
+        if asked.trace is not None:
+            replace_file(asked.trace, recorded.read_bytes())
+            console.say(f"wrote {asked.trace}: open it in a trace viewer (ui.perfetto.dev, chrome://tracing)")
+        if folder is None:
+            return
+        peaks = measure_peaks(placement.device)
+        together = _together(asked, recipe)
+        where = (
+            f"{processor()}, {placement.busy_threads} of {placement.threads} threads, {placement.device}, "
+            f"load {asked.load:.2f} at the start"
+        )
+        layers = layer_rows(profiled, work, passes)
+        page = profile_page(
+            Profile(asked.name, where, rates, peaks, profiled, layers, operators, memory, together, TRACE)
+        )
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / TRACE, recorded.read_bytes())
+        replace_file(folder / PAGE, page.encode())
+    _tell(profiled, memory, folder)
+    if together is not None:
+        console.say(together.sentence())
+
+
+def _together(asked: _Asked, recipe: Recipe) -> InstancesProfile | None:
+    if asked.instances == 1:
+        return None
+    return profile_instances(asked.name, asked.overrides, recipe, asked.instances, asked.seconds)
+
+
+def _tell(profiled: Profiled, memory: MemoryProfile | None, folder: Path) -> None:
+    if memory is not None:
+        most = max(memory.peak, key=lambda kind: memory.peak[kind])
+        console.say(f"memory peak of torch: {memory.peak_bytes / 1e6:,.0f} MB, most of it {most}")
+    console.say(f"page: {folder / PAGE}; trace for ui.perfetto.dev: {folder / TRACE}")
+
+
+def _memory(training: Training, scratch: Path) -> MemoryProfile | None:
+    """Return the memory of one update, and what the process as a whole needs for one without the profiler."""
+    if training.placement.device.type != "cpu":
+        return None
     engine = build_engine(training)
+    with samples_of_updates(training, 0, 2) as samples:
+        make_updates(engine, samples, 1)
+        told = reset_peak()
+        make_updates(engine, samples, 1)
+        process = peak_bytes() if told else None
+    trace = scratch / "memory.json"
+    profile_updates(training, trace, memory=True)
+    return read_memory(trace, lasting_bytes(training), process)
+
+
+def _work(recipe: Recipe, training: Training) -> dict:
     with samples_of_updates(training, 0, 1) as samples:
-        held = {field: tensor.clone() for field, tensor in next(samples).items()}
-
-    def compute(count: int) -> float:
-        began = clock()
-        _some_updates(engine, itertools.repeat(held), count)
-        return clock() - began
-
-    ways: dict[str, Callable[[int], float]] = {
-        "input": lambda count: _seconds_fed(training, _taken, count, clock),
-        "compute": compute,
-        "both": lambda count: _seconds_fed(training, partial(_some_updates, engine), count, clock),
-    }
-    counts = {what: _updates_in(seconds, way) for what, way in ways.items()}
-    found: dict[str, list[float]] = {what: [] for what in ways}
-    for visit in range(_ROUNDS * len(ways)):
-        what = list(ways)[visit % len(ways)]
-        display.update(visit, _ROUNDS * len(ways), {"trying": what})
-        found[what].append(counts[what] * batch.global_batch / ways[what](counts[what]))
-    rates = {what: statistics.median(values) for what, values in found.items()}
-    return Rates(**rates, global_batch=batch.global_batch)
-
-
-def _seconds_fed(
-    training: Training, use: Callable[[Samples, int], None], count: int, clock: Callable[[], float]
-) -> float:
-    """Measure a new feed after its first block, as what was gathered ahead of time would cost nothing."""
-    with samples_of_updates(training, 0, 2**31) as samples:
-        use(samples, updates_per_block(training))
-        began = clock()
-        use(samples, count)
-        return clock() - began
-
-
-def _taken(samples: Samples, count: int) -> None:
-    deque(itertools.islice(samples, count), maxlen=0)
-
-
-def _some_updates(engine: Engine, samples: Samples, count: int) -> None:
-    for update in range(count):
-        engine.update(update, next(samples), _LR)
-    engine.collect()  # waits for the device
-
-
-def _updates_in(seconds: float, way: Callable[[int], float]) -> int:
-    """Measure after a warm-up; double the work until it takes long enough to be timed."""
-    way(_NUM_WARM_UP)
-    count = 1
-    while (took := way(count)) < seconds / 8:
-        count *= 2
-    return max(2, math.ceil(count * seconds / took))
-
-
-def operators_table(training: Training, trace: Path | None = None) -> Table:
-    """Return where the time of a few updates goes, by torch's profiler, which also names Podium's own operators."""
-    engine = build_engine(training)
-    device = training.placement.device
-    kinds = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        kinds.append(ProfilerActivity.CUDA)
-    with samples_of_updates(training, 0, _NUM_WARM_UP + _PROFILED_UPDATES) as samples:
-        _some_updates(engine, samples, _NUM_WARM_UP)
-        with profile(activities=kinds) as profiled:
-            began = time.perf_counter()
-            _some_updates(engine, samples, _PROFILED_UPDATES)
-            took_ms = 1e3 * (time.perf_counter() - began) / _PROFILED_UPDATES
-    if trace is not None:
-        profiled.export_chrome_trace(str(trace))
-
-    def own_ms(event: FunctionEventAvg) -> float:
-        on_device = event.self_device_time_total if device.type != "cpu" else event.self_cpu_time_total
-        return float(on_device) / 1e3 / _PROFILED_UPDATES
-
-    ranked = sorted(profiled.key_averages(), key=own_ms, reverse=True)[:_ROWS]
-    total = sum(own_ms(event) for event in profiled.key_averages())
-    rows = [
-        [event.key, number(event.count / _PROFILED_UPDATES), number(own_ms(event)), f"{own_ms(event) / total:.1%}"]
-        for event in ranked
-        if own_ms(event) > 0
-    ]
-    return Table(
-        "where the time goes",
-        ["operator", "calls per update", "ms per update", "share"],
-        rows,
-        f"an update took {number(took_ms)} ms under the profiler, which slows it",
-    )
+        batch = {field: rows[0, 0].cpu().clone() for field, rows in next(samples).items()}
+    return count_work(recipe, training.task.workload, batch)

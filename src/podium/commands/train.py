@@ -18,7 +18,7 @@ from podium.data.sources.hdf5 import divide_memory
 from podium.distributed.instances import Instances
 from podium.distributed.lost import InstanceLost
 from podium.errors import Interrupted, UserError
-from podium.launch.environment import Place, find_place
+from podium.launch.environment import Place, find_host_index, find_place
 from podium.launch.plan import plan_launch, ssh_commands
 from podium.launch.secret import take_secret
 from podium.machine.numerics import numerics_variables
@@ -32,6 +32,7 @@ from podium.topology import (
     Topology,
     auto_instances,
     build_topology,
+    parse_hosts,
     possible_instances,
     resolve_threads,
     usable_cores,
@@ -56,13 +57,17 @@ def train(
     join: bool,
     stop: StopRequest,
     secret_file: Path | None = None,
+    *,
+    goes_on: bool = False,
 ) -> None:
-    """Train in a new folder."""
+    """Train in a new folder; where the command `goes_on`, continue the run that the folder holds already."""
+    if goes_on and out is None:
+        raise UserError("--continue needs --out: the folder of the run, whether it exists or not")
     place, secret = find_place(os.environ), take_secret(secret_file, os.environ)
     # Under a launcher all instances choose before they meet, and instance 0 creates the folder after: they agree.
     folder = out or next_free_folder(Path("runs"), name)
     if place is not None:
-        restarted = place.attempt > 0
+        restarted = place.attempt > 0 or goes_on
 
         def load() -> tuple[Recipe, Body]:
             if restarted and out is None:
@@ -72,18 +77,22 @@ def train(
 
         run_as_instance(place, stop, load, secret)
     recipe = load_recipe(name, overrides)
-    if not join:
+    exists = goes_on and Run(folder).recipe_file.exists()
+    if not join and not exists:
         check_free(folder)
     if hosts is None:
         overrides, num_instances = tuned(name, overrides, recipe, num_instances)
         recipe = load_recipe(name, overrides)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
-        _tell_end(train_recipe(recipe, folder, topology, stop=stop))
+        if exists:
+            _tell_end(resume_training(Run(folder), recipe, topology, stop=stop, again=True))
+        else:
+            _tell_end(train_recipe(recipe, folder, topology, stop=stop))
         return
     with _launching(Run(folder), stop):
-        words = ["train", name, *overrides, "--out", str(folder), *stop.flags()]
-        if launch_instances(recipe, topology, words, hosts, join, secret):
+        words = ["train", name, *overrides, "--out", str(folder), *stop.flags(), *(["--continue"] if goes_on else [])]
+        if launch_instances(recipe, topology, words, hosts, join, secret, started_again=goes_on):
             _tell_end(Run(folder))
 
 
@@ -160,21 +169,24 @@ def topology(name: str, overrides: list[str], num_instances: str | None, hosts: 
 
 def _topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> Topology:
     """Return a topology with as many instances as asked for, or the minimum that stages and hosts allow."""
-    names = tuple(name.strip() for name in hosts.split(",")) if hosts else ("this host",)
-    if not all(names):
-        raise UserError(f"--hosts {hosts}: expected host names separated by commas")
+    if num_instances not in (None, "auto") and not (num_instances.isdecimal() and int(num_instances) > 0):
+        raise UserError(f"--instances {num_instances}: expected a number or auto")
+    asked = None if num_instances in (None, "auto") else int(num_instances)
+    names, sizes = parse_hosts(hosts, asked) if hosts else (("this host",), ())
     num_replicas, num_stages = recipe.batch.num_replicas, recipe.parallel.num_stages
-    if num_instances is None:
+    if sizes:
+        if num_instances == "auto":
+            raise UserError(f"--instances auto does not go with --hosts {hosts}, which gives numbers of instances")
+        count = sum(sizes)
+    elif asked is not None:
+        count = asked
+    elif num_instances is None:
         count = next(iter(possible_instances(num_replicas, num_stages, len(names))), num_stages)
-    elif num_instances == "auto":
+    else:
         cores = len(usable_cores())
         threads = resolve_threads(recipe.engine.threads, cores, num_replicas * num_stages)
         count = auto_instances(num_replicas, cores * len(names), threads, num_stages, len(names))
-    elif num_instances.isdecimal() and int(num_instances) > 0:
-        count = int(num_instances)
-    else:
-        raise UserError(f"--instances {num_instances}: expected a number or auto")
-    return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers)
+    return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers, sizes)
 
 
 def launch_instances(
@@ -184,6 +196,8 @@ def launch_instances(
     hosts: str | None,
     join: bool,
     secret: bytes | None,
+    *,
+    started_again: bool = False,
 ) -> bool:
     """Run the instances of a command to the end, on all hosts; return whether this is the first host."""
     from podium.launch import agent
@@ -191,13 +205,14 @@ def launch_instances(
 
     cores = len(usable_cores())
     threads = resolve_threads(recipe.engine.threads, cores, topology.num_replicas * topology.num_stages)
-    if topology.instances_per_host * threads > cores:
+    command = (sys.executable, "-m", "podium", *arguments)
+    index = find_host_index(os.environ) if join else None
+    plan = plan_launch(topology, local_names(), recipe.launch.port, command, index, started_again=started_again)
+    if len(plan.instances) * threads > cores:
         warn(
-            f"{topology.instances_per_host} instances × {threads} threads share the {cores} cores of this host "
+            f"{len(plan.instances)} instances × {threads} threads share the {cores} cores of this host "
             "and will slow each other down"
         )
-    command = (sys.executable, "-m", "podium", *arguments)
-    plan = plan_launch(topology, local_names(), recipe.launch.port, command)
     others = {}
     if hosts and not join:
         whole = (*command, "--hosts", hosts, "--instances", str(topology.num_instances))

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from itertools import accumulate
 from itertools import count as numbers
 from typing import Self
 
@@ -26,14 +27,14 @@ PIECE_BYTES = 4 << 20
 ROUND_BYTES = 1 << 18
 #: above this, the additions that halving saves outweigh its extra rounds (2 instances; both ways send the same bytes)
 DOUBLING_BYTES = 1 << 20
-#: lane n uses tag _FIRST_TAG + n; lower tags are free for other messages
-_FIRST_TAG = 16
+#: lane n uses tag FIRST_TAG + n; lower tags are free for other messages
+FIRST_TAG = 16
 #: size in bytes of the shared-memory buffers for `gather` and `broadcast`
 EXCHANGE_BYTES = 1 << 20
 
 
 class Instances:
-    """This process among `count` instances, which carry the aligned blocks of replicas in order of `index`.
+    """This process among `count` instances, which carry the blocks of replicas in order of `index`.
 
     Methods are collective: every instance makes the same calls in the same order. `sum_exact` uses tagged messages
     only, which gloo keeps separate from everything else, so other threads may call it while the main thread uses the
@@ -49,7 +50,7 @@ class Instances:
         count: int,
         connect: Callable[[], dist.ProcessGroup] | None = None,
         timeout_s: float = math.inf,
-        num_per_host: int = 1,
+        host_sizes: Sequence[int] | None = None,
         members: Sequence[int] | None = None,
         shared_memory: SharedMemory | None = None,
     ) -> None:
@@ -61,8 +62,8 @@ class Instances:
         self.index = index
         self.count = count
         self.timeout_s = timeout_s
-        #: number of consecutive instances that are on one host and may share memory
-        self.num_per_host = num_per_host
+        #: how many consecutive instances are on each host, and may share memory
+        self.host_sizes = tuple(host_sizes or (1,) * count)
         #: the indices of these instances among all instances of the run
         self.members = tuple(members or range(count))
         self._connect = connect
@@ -76,14 +77,15 @@ class Instances:
         return cls(0, 1)
 
     @classmethod
-    def join(cls, store: dist.Store, index: int, count: int, timeout_s: float, num_per_host: int = 1) -> Self:
+    def join(
+        cls, store: dist.Store, index: int, count: int, timeout_s: float, host_sizes: Sequence[int] | None = None
+    ) -> Self:
         """Join the other instances through `store`. A message that takes longer than `timeout_s` raises InstanceLost.
 
-        Each host has `num_per_host` consecutive instances.
+        `host_sizes`: how many consecutive instances are on each host; one if it is not given.
         """
         if count == 1:
             return cls.alone()
-        assert count % num_per_host == 0
         timeout = timedelta(seconds=timeout_s)
 
         def connect() -> dist.ProcessGroup:
@@ -92,15 +94,21 @@ class Instances:
             return dist.group.WORLD
 
         shared_memory = None
-        if num_per_host == count:
+        if host_sizes is not None and len(host_sizes) == 1:
             with naming_lost_instance(None):
                 gather = _gather_through(store, index, count, timeout)
-                sizes = [(EXCHANGE_BYTES, torch.uint8)] * 2
-                shared_memory = SharedMemory.open(gather, index, count, range(count), timeout_s, sizes)
-        instances = cls(index, count, connect, timeout_s, num_per_host, shared_memory=shared_memory)
+                sizes = [[(EXCHANGE_BYTES, torch.uint8)] * 2] * count
+                shared_memory = SharedMemory.open(gather, index, range(count), range(count), timeout_s, sizes)
+        instances = cls(index, count, connect, timeout_s, host_sizes, shared_memory=shared_memory)
         if shared_memory is None:
             instances.group()
         return instances
+
+    @property
+    def neighbours(self) -> range:
+        """The instances of this one's host."""
+        ends = zip(self.host_sizes, accumulate(self.host_sizes), strict=True)
+        return next(range(stop - size, stop) for size, stop in ends if self.index < stop)
 
     def group(self) -> dist.ProcessGroup:
         """Return the gloo group of these instances; collective the first time.
@@ -122,18 +130,19 @@ class Instances:
         """
         self.group()
         timeout = timedelta(seconds=self.timeout_s)
-        per_host = self.num_per_host // num_stages if self.num_per_host % num_stages == 0 else 1
+        whole = all(size % num_stages == 0 for size in self.host_sizes)  # all stages of a replica are on one host
+        per_host = [size // num_stages for size in self.host_sizes] if whole else None
 
-        def part(members: range, num_per_host: int) -> "Instances | None":
+        def part(members: range, host_sizes: Sequence[int] | None) -> "Instances | None":
             group = dist.new_group(members, timeout=timeout, backend="gloo") if len(members) > 1 else None
             if self.index not in members:
                 return None
             connect = None if group is None else lambda: group
-            return Instances(members.index(self.index), len(members), connect, self.timeout_s, num_per_host, members)
+            return Instances(members.index(self.index), len(members), connect, self.timeout_s, host_sizes, members)
 
         with naming_lost_instance(None), only_own_connections():
             same_stage = [part(range(stage, self.count, num_stages), per_host) for stage in range(num_stages)]
-            same_replicas = [part(range(first, first + num_stages), 1) for first in range(0, self.count, num_stages)]
+            same_replicas = [part(range(first, first + num_stages), None) for first in range(0, self.count, num_stages)]
         (data_group,) = filter(None, same_stage)
         (pipeline_group,) = filter(None, same_replicas)
         return data_group, pipeline_group
@@ -282,9 +291,9 @@ class Instances:
             # Messages between two instances arrive in the order in which they are sent, so one tag per lane is
             # enough. These are the group's own methods: dist.isend and dist.irecv do the same after many checks.
             if received.numel():
-                messages.append(self.group().recv([received], partner, _FIRST_TAG + lane))
+                messages.append(self.group().recv([received], partner, FIRST_TAG + lane))
             if sent.numel():
-                messages.append(self.group().send([sent], partner, _FIRST_TAG + lane))
+                messages.append(self.group().send([sent], partner, FIRST_TAG + lane))
         return _Exchange(name, messages)
 
 

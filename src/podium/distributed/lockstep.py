@@ -29,12 +29,14 @@ from torch import Tensor, nn
 from podium.distributed.instances import Instances
 from podium.distributed.lost import naming_lost_instance
 from podium.distributed.reduction.tree import Tensors, take_gradients
+from podium.distributed.reduction.uneven_buffers import sum_of
 from podium.errors import UserError
 from podium.layers.norm import SpanBatchNorm, inside
 from podium.machine import foreach
+from podium.replica_tree import deal, join_order, span_fits
 
 T = TypeVar("T")
-#: (tensor, number of instances) -> its sum over the aligned block of this many instances that contains this one
+#: (sum over the local replicas of a block, the number of its replicas) -> the sum over the aligned block of so many
 InstanceSum = Callable[[Tensor, int], Tensor]
 
 _MESSAGE_TAG = 1
@@ -49,7 +51,7 @@ def largest_span(model: nn.Module) -> int:
 def check_span(
     span: int, num_replicas: int, num_instances: int = 1, reduction: Literal["exact", "fast"] = "exact"
 ) -> None:
-    """Raise UserError unless the span divides the replicas and fits the division of replicas between instances."""
+    """Raise UserError unless the span divides the replicas and fits the way in which they are dealt to instances."""
     if span & (span - 1):
         raise UserError(f"norm.span = {span} is not a power of two")
     if num_replicas % span:
@@ -57,12 +59,14 @@ def check_span(
             f"norm.span = {span} does not divide batch.replicas = {num_replicas}: {span} replicas share statistics, so "
             "batch.replicas must be a multiple of it"
         )
-    num_local = num_replicas // num_instances
-    if num_local % span and span % num_local:
+    if not span_fits(span, num_replicas, num_instances):
+        possible = [str(count) for count in range(1, num_replicas + 1) if span_fits(span, num_replicas, count)]
         raise UserError(
-            f"norm.span = {span} does not fit {num_local} replicas per instance: one must be a multiple of the other; "
-            f"choose another number of instances than {num_instances}"
+            f"norm.span = {span} cannot lie in {num_instances} instances of {num_replicas} replicas: replicas that "
+            "share statistics run side by side, and an instance would carry parts of two spans (possible: "
+            f"{', '.join(possible)})"
         )
+    num_local = max(len(block) for block in deal(num_replicas, num_instances))
     if reduction == "fast" and span > 1 and num_local > 1 and num_instances > 1:
         raise UserError(
             f"norm.span = {span} with {num_local} replicas per instance needs engine.reduction=exact: fast supports "
@@ -79,28 +83,46 @@ def twin(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, aliases)
 
 
-def sum_over_instances(instances: Instances, waited: Callable[[float], None] = lambda seconds: None) -> InstanceSum:
-    """Return a function that sums over aligned blocks of instances by recursive doubling: the upper levels of the
-    tree, with the same bits on all of them.
+def sum_over_instances(
+    instances: Instances, num_replicas: int, waited: Callable[[float], None] = lambda seconds: None
+) -> InstanceSum:
+    """Return a function that sums over aligned blocks of the replicas that are dealt to `instances`: the upper levels
+    of their tree, with the same bits on all instances of a block.
 
-    Messages are a few numbers per channel, so only the number of rounds matters. They have their own tag, as gradients
-    may be in transit at the same time. `waited` is called with the seconds each sum took.
+    Messages are a few numbers per channel, so only the number of rounds matters: instances with equally many replicas
+    use recursive doubling, others send theirs to all. Messages have their own tag, as gradients may be in transit at
+    the same time. `waited` is called with the seconds each sum took.
     """
     group = instances.group() if instances.count > 1 else None
+    blocks = deal(num_replicas, instances.count)
 
-    def total(tensor: Tensor, num_instances: int) -> Tensor:
-        began = time.perf_counter()
-        distance = 1
-        while distance < num_instances:
-            partner = instances.index ^ distance
-            received = torch.empty_like(tensor)
-            with naming_lost_instance(partner):
-                assert group is not None
-                messages = [group.recv([received], partner, _MESSAGE_TAG), group.send([tensor], partner, _MESSAGE_TAG)]
-                for message in messages:
-                    message.wait()
-            tensor = tensor + received
-            distance *= 2
+    def exchanged(tensor: Tensor, others: Sequence[int]) -> list[Tensor]:
+        """Send `tensor` to others; return theirs."""
+        assert group is not None
+        received = [torch.empty_like(tensor) for _ in others]
+        posted = []
+        for other, into in zip(others, received, strict=True):
+            with naming_lost_instance(instances.members[other]):
+                posted.append((other, group.recv([into], other, _MESSAGE_TAG)))
+                posted.append((other, group.send([tensor], other, _MESSAGE_TAG)))
+        for other, message in posted:
+            with naming_lost_instance(instances.members[other]):
+                message.wait()
+        return received
+
+    def total(tensor: Tensor, num_in_block: int) -> Tensor:
+        began, start = time.perf_counter(), blocks[instances.index].start // num_in_block * num_in_block
+        whole = range(start, start + num_in_block)
+        inside = [index for index, block in enumerate(blocks) if block.start in whole]
+        if len({len(blocks[index]) for index in inside}) == 1:
+            distance, first = 1, inside[0]
+            while distance < len(inside):
+                (received,) = exchanged(tensor, [first + ((instances.index - first) ^ distance)])
+                tensor, distance = tensor + received, distance * 2
+        else:
+            others = [index for index in inside if index != instances.index]
+            sums = {instances.index: tensor, **dict(zip(others, exchanged(tensor, others), strict=True))}
+            tensor = sum_of([sums[index] for index in inside], join_order([blocks[index] for index in inside], whole))
         waited(time.perf_counter() - began)
         return tensor
 
@@ -118,13 +140,14 @@ class SideBySide:
         model: nn.Module,
         params: Sequence[nn.Parameter],
         span: int,
-        num_local: int,
+        num_replicas: int,
         instances: Instances,
         waited: Callable[[float], None],
     ) -> None:
-        """Create the copies of `model`; `params` are in the order in which `take` returns gradients."""
-        self.size = min(span, num_local)
-        self._lockstep = Lockstep(self.size, sum_over_instances(instances, waited), params[0].device)
+        """Create the copies of `model`, for replicas that are dealt to `instances`; `params` are in the order in which
+        `take` returns gradients."""
+        self.size = min(span, len(deal(num_replicas, instances.count)[instances.index]))
+        self._lockstep = Lockstep(self.size, sum_over_instances(instances, num_replicas, waited), params[0].device)
         self._twins = [twin(model) for _ in range(self.size - 1)]
         self._models = [*self._twins, model]
         self._buffers = [list(of.buffers()) for of in self._models]
@@ -272,7 +295,7 @@ class _Round:
             size *= 2
         if size < num_replicas:
             assert self._instance_sum is not None, f"a span of {num_replicas} replicas with only {self._num} local ones"
-            offers = [self._instance_sum(offers[0], num_replicas // size)]
+            offers = [self._instance_sum(offers[0], num_replicas)]
         self._sums = [offers[position // size] for position in range(self._num)]
         self._offers = [None] * self._num
 

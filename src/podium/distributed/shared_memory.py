@@ -43,33 +43,30 @@ class SharedMemory:
         cls,
         gather: Callable[[Tensor], Tensor],
         index: int,
-        num_per_host: int,
+        neighbours: range,
         members: Sequence[int],
         timeout_s: float,
-        sizes: Sequence[Size],
+        sizes: Sequence[Sequence[Size]],
         num_lanes: int = 1,
     ) -> "SharedMemory | None":
-        """Open the segments of all neighbours. Collective. Return None on all instances if a host has only one, or if
-        any of them cannot open another's memory.
+        """Open the segments of all neighbours, whose buffers have these `sizes`. Collective. Return None on all
+        instances if any of them cannot open another's memory.
 
-        `gather` is like `Instances.gather`; `index` is this instance's row in its result, where the instances of a
-        host are consecutive; `members` are the indices to name in errors. Buffers start as zeros.
+        `gather` is like `Instances.gather`; `index` is this instance's row in its result, `neighbours` are the rows of
+        the instances of its host; `members` are the indices to name in errors. Buffers start as zeros.
         """
-        if num_per_host == 1:
-            return None
-        own = index % num_per_host
-        neighbours = range(index - own, index - own + num_per_host)
-        segment = None
+        own, segment = index - neighbours.start, None
         with suppress(OSError, AttributeError):  # not Linux, an old Linux, or not permitted
-            segment = Segment.create(num_per_host, num_lanes, sizes)
+            segment = Segment.create(len(neighbours), num_lanes, sizes[own])
         place = (segment.pid, segment.fd, segment.token) if segment else (0, 0, 0)
         places = gather(torch.tensor(place, dtype=torch.int64)).tolist()
         segments: list[Segment] = []
         if segment:
             try:
-                for neighbour in neighbours:
+                for neighbour, its_sizes in zip(neighbours, sizes, strict=True):
                     pid, fd, token = places[neighbour]
-                    segments.append(segment if neighbour == index else Segment.opened(pid, fd, token, segment.layout))
+                    layout = Layout(len(neighbours), num_lanes, its_sizes)
+                    segments.append(segment if neighbour == index else Segment.opened(pid, fd, token, layout))
             except (OSError, ValueError):
                 segments = []
         opened = gather(torch.tensor(bool(segments)))  # also keeps any from closing before all have opened

@@ -177,9 +177,9 @@ def first_of_hosts(instances: Instances, on_first: Callable[[], bool], on_others
 
     However long it takes: instances at work send a heartbeat every second, so that only silence counts as a loss.
     """
-    if instances.num_per_host == 1:
+    if max(instances.host_sizes) == 1:
         return on_first()
-    if instances.index % instances.num_per_host:
+    if instances.index != instances.neighbours.start:
         while True:
             states = instances.gather(torch.tensor(_DONE, dtype=torch.uint8)).tolist()
             if _FAILED in states:

@@ -35,6 +35,10 @@ class LossScale:
         self.value = max(self.value * _BACKOFF, _LEAST_SCALE)
         return False
 
+    def record(self) -> dict[str, float]:
+        """Return what a metric record holds of an automatic scale."""
+        return {"train/loss_scale": self.value, "train/skipped_updates": self.num_skipped} if self.automatic else {}
+
     def state(self) -> dict[str, float]:
         return {"value": self.value, "num_good": self._num_good, "num_skipped": self.num_skipped}
 

@@ -1,7 +1,7 @@
 """Losses and metrics as (sum, count), from the device to the host; divided once, when a record is written."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -74,23 +74,22 @@ class PendingLosses:
             sums.extend(_sums(their_names, torch.tensor(their_values, dtype=torch.float64).view(-1, 2)))
         return sums
 
-    def collect_alike(self, instances: Instances, num_updates: int) -> Sums:
-        """Do the same where every instance has parts of the same names in the same order, as in training. Takes one
-        message.
+    def collect_alike(self, instances: Instances, num_updates: int, num_replicas: Sequence[int]) -> Sums:
+        """Do the same where every replica has parts of the same names in the same order, as in training. Takes one
+        message. `num_replicas`: how many each instance carries.
 
         Parts are in the order in which a single instance would have them: by update, then by replica.
         """
         names, values = self._take()
         if instances.count == 1 or not names:
             return _sums(names, values)
-        gathered = instances.gather(values.view(num_updates, -1, 2)).transpose(0, 1)
-        per_update = len(names) // num_updates
-        order = [
-            name
-            for start in range(0, len(names), per_update)
-            for name in names[start : start + per_update] * instances.count
-        ]
-        return _sums(order, gathered.reshape(-1, 2))
+        per_replica = len(names) // num_updates // num_replicas[instances.index]
+        rows = values.new_zeros(num_updates, max(num_replicas) * per_replica, 2)  # of one shape on all instances
+        own = rows[:, : num_replicas[instances.index] * per_replica]
+        own.copy_(values.view(own.shape))
+        every = zip(instances.gather(rows), num_replicas, strict=True)
+        gathered = torch.cat([row[:, : num * per_replica] for row, num in every], dim=1)
+        return _sums(names[:per_replica] * (num_updates * sum(num_replicas)), gathered.reshape(-1, 2))
 
     def _take(self) -> tuple[list[str], Tensor]:
         """Return (names, a (parts, 2) tensor of sums and counts in float64, which holds them exactly); nothing is

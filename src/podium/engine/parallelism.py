@@ -30,6 +30,7 @@ from podium.engine.replicas import LocalReplicas
 from podium.optim.optimisers import Optimiser, build_optimiser
 from podium.optim.steps import norms_of
 from podium.recipe.sections.optim import OptimSection
+from podium.replica_tree import deal
 
 if TYPE_CHECKING:  # torch's pipelines load its compiler, which takes long
     from podium.distributed.pipeline.stage_model import Cut
@@ -67,6 +68,7 @@ class Parallelism:
         self._reduction_name = reduction
         self._reduction: Reduction
         self._side_by_side: SideBySide | None = None
+        self._num_replicas = 1
         self._waited: Waited = lambda seconds: None
 
     # --- an update, in the order of the calls -----------------------------------------------------------------------
@@ -80,26 +82,27 @@ class Parallelism:
         model: nn.Module,
         params: list[nn.Parameter],
         buffers: list[Tensor],
-        num_local: int,
+        num_replicas: int,
         waited: Waited,
     ) -> None:
-        """Prepare to sum gradients and `buffers`. Passes run through `model`: the model itself, or compiled.
+        """Prepare to sum gradients and `buffers` over all replicas of the run.
 
-        `waited` is called with the seconds of every wait for other instances.
+        Passes run through `model`: the model itself, or compiled. `waited` is called with the seconds of every wait for
+        other instances.
         """
         span = largest_span(self.model)
-        check_span(span, num_local * self.data_group.count, self.data_group.count, self._reduction_name)
-        self._waited = waited
+        check_span(span, num_replicas, self.data_group.count, self._reduction_name)
+        self._num_replicas, self._waited = num_replicas, waited
         self._reduction = self._build_reduction(model, params, buffers)
         self._side_by_side = None
         if span > 1:
-            self._side_by_side = SideBySide(model, params, span, num_local, self.data_group, waited)
+            self._side_by_side = SideBySide(model, params, span, num_replicas, self.data_group, waited)
 
     def _build_reduction(self, model: nn.Module, params: list[nn.Parameter], buffers: list[Tensor]) -> Reduction:
         if self.data_group.count == 1:
             return LocalReduction(model, params, buffers)
         if self._reduction_name == "exact":
-            return ExactReduction(model, params, buffers, self.data_group, self._waited)
+            return ExactReduction(model, params, buffers, self.data_group, self._num_replicas, self._waited)
         return DdpReduction(model, params, buffers, self.data_group, self._waited)
 
     def run_replicas(self, replicas: LocalReplicas, stop: bool) -> tuple[int | Tensor, bool]:
@@ -117,7 +120,7 @@ class Parallelism:
 
     def _run_in_turn(self, replicas: LocalReplicas, stop: bool) -> None:
         """Run one replica after the other. Sums are sent to other instances while the last backward pass runs."""
-        tree = TreeSum(replicas.num)
+        tree = TreeSum(self._num_replicas, replicas.numbers)
         for slot in range(replicas.num):
             if slot:
                 replicas.reset_buffers()
@@ -135,7 +138,7 @@ class Parallelism:
 
     def _run_side_by_side(self, side_by_side: SideBySide, replicas: LocalReplicas, stop: bool) -> None:
         """Do the same where layers share statistics between replicas: those of a span run side by side."""
-        tree = TreeSum(replicas.num)
+        tree = TreeSum(self._num_replicas, replicas.numbers)
         for first in range(0, replicas.num, side_by_side.size):
             if first:
                 replicas.reset_buffers()
@@ -158,6 +161,12 @@ class Parallelism:
         self._reduction.start(tree, replicas.count, stop)
 
     @property
+    def exchange_s(self) -> float | None:
+        """Seconds that sums of gradients with other instances have taken, hidden behind the backward pass or not; None
+        where this form does not know."""
+        return getattr(self._reduction, "exchange_s", None)
+
+    @property
     def buffer_totals(self) -> list[Tensor]:
         """The sums of all replicas' floating-point buffers, after `run_replicas`."""
         return self._reduction.buffer_totals
@@ -175,7 +184,8 @@ class Parallelism:
 
     def collect(self, pending: PendingLosses, num_updates: int) -> Sums:
         """Wait for the device and return the losses of all instances."""
-        return pending.collect_alike(self.instances, num_updates)
+        sizes = [len(block) for block in deal(self._num_replicas, self.instances.count)]
+        return pending.collect_alike(self.instances, num_updates, sizes)
 
     # --- between updates --------------------------------------------------------------------------------------------
 
@@ -263,7 +273,7 @@ class Pipelined(Parallelism):
         self.takes_samples = cut.pipeline.has_losses
 
     def run_replicas(self, replicas: LocalReplicas, stop: bool) -> tuple[int | Tensor, bool]:
-        tree = TreeSum(replicas.num)
+        tree = TreeSum(self._num_replicas, replicas.numbers)
         for slot in range(replicas.num):
             if slot:
                 replicas.reset_buffers()

@@ -3,7 +3,8 @@
 `update.py` begins an update; a form of `parallelism.py` decides in which order the passes run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,10 @@ from podium.engine.loss_scale import LossScale
 from podium.engine.losses import PendingLosses
 from podium.machine import foreach
 from podium.transforms.seeding import MicroBatch, enter_micro_batch
+
+#: gives a context around a part of an update, by its name
+Span = Callable[[str], AbstractContextManager]
+NO_SPAN = nullcontext()
 
 
 class LocalReplicas:
@@ -30,9 +35,10 @@ class LocalReplicas:
         buffers: Sequence[Tensor],
         device: torch.device,
         loss_scale: LossScale,
+        span: Span = lambda name: NO_SPAN,
     ) -> None:
-        self._workload, self._numbers, self._seed = workload, numbers, seed
-        self._buffers, self._device, self._loss_scale = list(buffers), device, loss_scale
+        self._workload, self.numbers, self._seed = workload, numbers, seed
+        self._buffers, self._device, self._loss_scale, self._span = list(buffers), device, loss_scale, span
         self.num, self.num_micro_batches = len(numbers), num_micro_batches
         #: losses that the host has not read yet
         self.pending = PendingLosses()
@@ -60,17 +66,19 @@ class LocalReplicas:
 
     def enter(self, slot: int, index: int) -> None:
         """Seed torch for a micro-batch, whose random numbers depend only on its update, replica and index."""
-        enter_micro_batch(self._device, self._seed, MicroBatch(self._update, self._numbers[slot], index))
+        enter_micro_batch(self._device, self._seed, MicroBatch(self._update, self.numbers[slot], index))
 
     def forward(self, model: nn.Module, slot: int, index: int) -> Loss:
         """Run the forward pass of a micro-batch."""
         self.enter(slot, index)
-        return self._workload.loss(model, {name: rows[slot, index] for name, rows in self._samples.items()})
+        with self._span("forward"):
+            return self._workload.loss(model, {name: rows[slot, index] for name, rows in self._samples.items()})
 
     def backward(self, loss: Loss) -> None:
         """Run the backward pass from the loss *sum*, times the loss scale."""
         scale = self.scale
-        (loss.sum if scale == 1 else loss.sum * scale).backward()
+        with self._span("backward"):
+            (loss.sum if scale == 1 else loss.sum * scale).backward()
 
     @property
     def scale(self) -> float:

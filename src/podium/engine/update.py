@@ -23,13 +23,14 @@ from podium.engine.compile import Compiled, compiled, deterministic_algorithms
 from podium.engine.compile_cache import Executable
 from podium.engine.losses import Sums
 from podium.engine.parallelism import Parallelism
-from podium.engine.replicas import LocalReplicas
+from podium.engine.replicas import NO_SPAN, LocalReplicas, Span
 from podium.engine.state import Task, TrainState
 from podium.errors import UserError
 from podium.machine import foreach
 from podium.optim.optimisers import clip_divisor, step
 from podium.optim.stochastic_rounding import StochasticRounding
 from podium.recipe.sections.batch import BatchSection
+from podium.replica_tree import deal
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Events:
     waited: Callable[[float], None] = lambda seconds: None
     #: called with what the first update compiled or loaded
     compiled: Callable[[Executable], None] = lambda executable: None
+    #: a context around each pass and step: forward, backward, optimiser
+    span: Span = lambda name: NO_SPAN
 
 
 class Engine:
@@ -75,15 +78,15 @@ class Engine:
         self._buffers = [buffer for buffer in model.buffers() if not buffer.is_meta]
         self._averaged = [buffer for buffer in self._buffers if buffer.is_floating_point()]
         self._num_replicas = batch.num_replicas
-        num_local = batch.num_replicas // group.count
         self._replicas = LocalReplicas(
             task.workload,
-            range(group.index * num_local, (group.index + 1) * num_local),
+            deal(batch.num_replicas, group.count)[group.index],
             batch.num_accumulation,
             options.seed,
             self._buffers,
             device,
             state.loss_scale,
+            self._events.span,
         )
         self._num_pending = 0
         self._compiled: Compiled | None = None
@@ -92,7 +95,9 @@ class Engine:
             if (span := largest_span(model)) > 1:
                 raise UserError(f"norm.span = {span} cannot be compiled: leave engine.compile=false")
             self._compiled = compiled(model, device)
-        parallelism.connect(self._compiled or model, self._params, self._averaged, num_local, self._events.waited)
+        parallelism.connect(
+            self._compiled or model, self._params, self._averaged, batch.num_replicas, self._events.waited
+        )
 
     def update(self, update: int, samples: Mapping[str, Tensor], lr: float, stop: bool = False) -> bool:
         """Make update number `update` (0-based); `samples`: (local replicas, accumulation, micro-batch, …).
@@ -117,8 +122,9 @@ class Engine:
                 divisor, _ = clip_divisor(norms, divisor, clip_norm, self._parallelism.total_norm)
             if self._rounding is not None:
                 self._rounding.begin(update)
-            step(self._state.optimiser, divisor, lr, self._rounding)
-            self._parallelism.after_step()
+            with self._events.span("optimiser"):
+                step(self._state.optimiser, divisor, lr, self._rounding)
+                self._parallelism.after_step()
         elif before:
             foreach.copy_(self._buffers, before)
         for param in self._params:

@@ -17,7 +17,7 @@ from types import FrameType
 
 from podium.errors import Interrupted, PodiumError, TrainingFailed, UserError
 from podium.launch.agreement import Agreement, EndedElsewhere, HostLost
-from podium.launch.assembly import assemble_hosts, open_service, open_store
+from podium.launch.assembly import HostMissing, assemble_hosts, open_service, open_store
 from podium.launch.core_rotation import CoreRotation
 from podium.launch.environment import ends_with_input, launch_environment, place_environment
 from podium.launch.failures import (
@@ -57,13 +57,14 @@ def launch(
     `others`: by host, the commands that start the parts of other hosts, which end with this one. `secret`: the one that
     the user has given.
     """
-    with launch_folder() as folder, ExitStack() as closing:
+    with launch_folder() as folder, ExitStack() as closing, _lost_hosts_come_back(plan):
         meeting = _meeting(plan, folder, secret, starts_others=bool(others))
         host = _Host(plan, section, meeting, folder)
         if ends_with_input(os.environ):
             end_with_input(lambda: is_open(meeting, 5), host.instances.process_ids, folder)
         if plan.keeps_store:
-            closing.callback(open_service(meeting).close)
+            patience_s = section.timeout if plan.started_again else 0.0
+            closing.callback(open_service(meeting, patience_s).close)
         store = None if plan.alone else open_store(plan, meeting, section)
         remote: list[RemoteHost] = []
         for name, command in (others or {}).items():
@@ -89,6 +90,17 @@ def _meeting(plan: LaunchPlan, folder: Path, given: bytes | None, *, starts_othe
     else:
         secret = new_secret() if starts_others else users_secret(f"hosts {' '.join(plan.topology.hosts)} port {port}")
     return Meeting(address=address, port=port, secret=secret)
+
+
+@contextmanager
+def _lost_hosts_come_back(plan: LaunchPlan) -> Iterator[None]:
+    """Take a host that is missing for an interruption where hosts are started again, and for an error elsewhere."""
+    try:
+        yield
+    except HostMissing as error:
+        if plan.started_again:
+            raise Interrupted(str(error)) from None
+        raise
 
 
 def _as_error(failure: Failure) -> PodiumError:
@@ -138,22 +150,23 @@ class _Host:
             self.instances.stop()
             agreement.end()
             elsewhere = "another host ended the run; see the messages there"
-            return self._cause_of_end() or Failure(-1, "", TrainingFailed.exit_code, elsewhere)
+            code = (Interrupted if self._plan.started_again else TrainingFailed).exit_code
+            return self._cause_of_end() or Failure(-1, "", code, elsewhere)
         except HostLost:
             known = find_cause(read_failures(self.folder), self._exit_codes, self._name) or self._last_loss
             reason = f" ({known.sentence()})" if known else ""
             others = ", ".join(host for host in self._plan.topology.hosts if host != self._plan.host)
-            raise TrainingFailed(f"the connection to {others} was lost{reason}; `podium resume` continues") from None
+            kind = Interrupted if self._plan.started_again else TrainingFailed
+            raise kind(f"the connection to {others} was lost{reason}; `podium resume` continues") from None
         finally:
             self.instances.stop()
 
     def _start(self, attempt: int) -> None:
         plan, self._exit_codes = self._plan, {}
-        count, local_count = plan.topology.num_instances, plan.topology.instances_per_host
+        count, local_count = plan.topology.num_instances, len(plan.instances)
         common = {**os.environ, **launch_environment(str(self.folder), self._name, usable_cores())}
         environments = {}
-        for local_index in range(local_count):
-            index = plan.host_index * local_count + local_index
+        for local_index, index in enumerate(plan.instances):
             place = place_environment(self._meeting, index, count, local_index, local_count, attempt)
             environments[index] = {**common, **place}
         self.instances.start(plan.command, environments)

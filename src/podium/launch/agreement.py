@@ -10,6 +10,8 @@ import torch.distributed as dist
 
 from podium.launch.plan import LaunchPlan
 
+#: set by a host that was started again, while the others are still in the launch that it was lost from
+REPLACED = "replaced"
 #: how often a host looks what the others have said
 _LOOK_S = 1.0
 #: how long the first host stays for the others to hear that the run has ended
@@ -43,8 +45,7 @@ class Agreement:
         try:
             store.set(f"ready/{attempt}/{self._host}", "yes")
             while not is_stopped() and not store.check(keys):
-                if store.check(["over"]):
-                    raise EndedElsewhere
+                self._heed(store)
                 if time.monotonic() > deadline:
                     raise HostLost
                 with suppress(dist.DistStoreError):
@@ -62,11 +63,17 @@ class Agreement:
             return False
         self._next_look = time.monotonic() + _LOOK_S
         try:
-            if self._store.check(["over"]):
-                raise EndedElsewhere
+            self._heed(self._store)
             return self._store.check([f"lost/{attempt}"])
         except dist.DistError:
             raise HostLost from None
+
+    @staticmethod
+    def _heed(store: dist.Store) -> None:
+        if store.check([REPLACED]):
+            raise HostLost
+        if store.check(["over"]):
+            raise EndedElsewhere
 
     def finish(self) -> None:
         """Leave after a good end; the first host stays until all have, as the others meet at it."""

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from podium.errors import UserError
+from podium.launch.agreement import REPLACED
 from podium.launch.meeting import Meeting
 from podium.launch.plan import LaunchPlan
 from podium.launch.service import MeetingService, listen_at, listen_in
@@ -22,14 +23,19 @@ _MAX_CLOCK_GAP_S = 3.0
 _CHECK_S = 0.25
 
 
-def open_service(meeting: Meeting) -> MeetingService:
-    """Open the service where a launch meets, on the host that keeps it."""
+class HostMissing(UserError):
+    """A host has not come, or has gone: no mistake where hosts are started again, each at its time."""
+
+
+def open_service(meeting: Meeting, patience_s: float = 0.0) -> MeetingService:
+    """Open the service where a launch meets, on the host that keeps it; `patience_s`: for the name service to know
+    its name."""
     if meeting.folder is not None:
         return MeetingService(listen_in(meeting.folder), meeting.secret)
     try:
-        own = socket.gethostbyname(meeting.address)
+        own = _resolved(meeting.address, patience_s)
     except OSError:
-        raise UserError(
+        raise HostMissing(
             f"{meeting.address}, where the hosts meet, cannot be resolved: correct the name service or /etc/hosts"
         ) from None
     try:
@@ -40,6 +46,17 @@ def open_service(meeting: Meeting) -> MeetingService:
         ) from None
 
 
+def _resolved(name: str, patience_s: float) -> str:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return socket.gethostbyname(name)
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_CHECK_S)
+
+
 def open_store(plan: LaunchPlan, meeting: Meeting, section: LaunchSection) -> MeetingStore:
     """Return this host's connection to where the hosts meet."""
     if not plan.keeps_store:
@@ -47,14 +64,16 @@ def open_store(plan: LaunchPlan, meeting: Meeting, section: LaunchSection) -> Me
     try:
         return MeetingStore(meeting, section.timeout)
     except dist.DistError:
-        raise UserError(f"{meeting}, where the hosts meet, did not answer within {section.timeout:g} s") from None
+        raise HostMissing(f"{meeting}, where the hosts meet, did not answer within {section.timeout:g} s") from None
 
 
 def assemble_hosts(plan: LaunchPlan, section: LaunchSection, store: dist.Store, others: Sequence[RemoteHost]) -> None:
     """Wait for all hosts, then compare their clocks: logs and notes of several hosts are read side by side."""
     hosts = plan.topology.hosts
-    store.set(f"joined/{plan.host}", "yes")
     try:
+        if plan.started_again:
+            _replace_lost_host(plan, store)
+        store.set(f"joined/{plan.host}", "yes")
         _wait_for_hosts(plan, section, store, others)
         # The last host to join releases all of them, so all read their clocks at the same moment.
         store.set(f"clock/{plan.host}", str(time.time()))
@@ -65,12 +84,19 @@ def assemble_hosts(plan: LaunchPlan, section: LaunchSection, store: dist.Store, 
             store.wait([f"read/{host}" for host in hosts], timedelta(seconds=section.timeout))
     except (RuntimeError, dist.DistError):
         gone = "another host" if plan.keeps_store else hosts[0]
-        raise UserError(f"{gone} ended before all hosts had met; see its messages") from None
+        raise HostMissing(f"{gone} ended before all hosts had met; see its messages") from None
     except UserError as error:
         if plan.keeps_store:
             store.set("ended", str(error))
         raise
     check_clocks(clocks)
+
+
+def _replace_lost_host(plan: LaunchPlan, store: dist.Store) -> None:
+    """End a launch that this host was lost from, and that has not noticed yet: all hosts begin anew together."""
+    if store.add(f"arrived/{plan.host}", 1) > 1:
+        store.set(REPLACED, "yes")
+        raise HostMissing(f"the other hosts are still in the launch that {plan.host} was lost from; they end it now")
 
 
 def _wait_for_hosts(plan: LaunchPlan, section: LaunchSection, store: dist.Store, others: Sequence[RemoteHost]) -> None:
@@ -90,7 +116,7 @@ def _wait_for_hosts(plan: LaunchPlan, section: LaunchSection, store: dist.Store,
         if missing and time.monotonic() > deadline:
             late = f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'}"
             advice = "" if others else ": start the same command there with --join"
-            raise UserError(f"{late} not joined within {section.timeout:g} s{advice}")
+            raise HostMissing(f"{late} not joined within {section.timeout:g} s{advice}")
 
 
 def check_clocks(clocks: Mapping[str, float]) -> None:

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from podium.errors import UserError
@@ -23,6 +24,9 @@ MEETING, ATTEMPT = "PODIUM_MEETING", "PODIUM_ATTEMPT"
 COMMAND = "PODIUM_COMMAND"
 #: Set for hosts that are started by ssh: they end when their standard input does.
 END_WITH_INPUT = "PODIUM_END_WITH_INPUT"
+#: Which of the hosts this one is: our own variable, and the one that every pod of an indexed Job of Kubernetes has,
+#: which JobSet and Kubeflow's TrainJob are made of.
+_HOST_INDEX = ("PODIUM_HOST_INDEX", "JOB_COMPLETION_INDEX")
 
 
 @dataclass(frozen=True)
@@ -100,16 +104,17 @@ def _place_of_torch(env: Mapping[str, str]) -> Place:
 
 
 def _place_of_slurm(env: Mapping[str, str]) -> Place:
-    index, count = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
+    index, count, local_index = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"]), int(env["SLURM_LOCALID"])
     hosts = int(env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES") or 1)
+    sizes = slurm_tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or "")
     # A port of its own for every job and step, so that two on one host do not meet.
     job, step = int(env["SLURM_JOB_ID"]), int(env["SLURM_STEP_ID"])
     attempt = int(env.get("SLURM_RESTART_COUNT", "0"))
     return Place(
         index=index,
         count=count,
-        local_index=int(env["SLURM_LOCALID"]),
-        local_count=count // hosts,
+        local_index=local_index,
+        local_count=_size_of_host(sizes, index - local_index) or count // hosts,
         address=LOOPBACK if hosts == 1 else first_slurm_host(env.get("SLURM_STEP_NODELIST") or env["SLURM_NODELIST"]),
         port=20000 + (job * 31 + step) % 12000,
         launcher_has_store=False,
@@ -128,6 +133,33 @@ def first_slurm_host(hosts: str) -> str:
         raise ValueError(f"no host in {hosts!r}")
     stem, numbers, rest = match.groups()
     return stem + (re.split(r"[-,]", numbers)[0] if numbers else "") + rest
+
+
+def slurm_tasks_per_node(sizes: str) -> list[int]:
+    """Return the numbers of Slurm's compressed list: `2(x3),1` -> 2, 2, 2, 1."""
+    found: list[int] = []
+    for item in filter(None, sizes.split(",")):
+        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", item)
+        if match is None:
+            raise ValueError(f"no number of tasks: {item!r}")
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
+
+
+def _size_of_host(sizes: list[int], first: int) -> int | None:
+    """Return how many instances the host has whose first one is `first`; None if that is not one's first."""
+    firsts = {start: size for size, start in zip(sizes, accumulate([0, *sizes]), strict=False)}
+    return firsts.get(first)
+
+
+def find_host_index(env: Mapping[str, str]) -> int | None:
+    """Return which of the hosts this one is, where whoever started it has numbered them; None where names tell."""
+    name = next((name for name in _HOST_INDEX if name in env), None)
+    if name is None:
+        return None
+    if not re.fullmatch("[0-9]{1,9}", env[name]):
+        raise UserError(f"{name} is {env[name]!r}: expected the number of this host")
+    return int(env[name])
 
 
 def ends_with_input(env: Mapping[str, str]) -> bool:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -67,7 +68,7 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: byte
     cores = place.host_cores or usable_cores()
     try:
         task = load_task()
-        own = {**task.facts, "host": host, "pid": os.getpid(), "cores": cores}
+        own = {**task.facts, "host": host, "local_count": place.local_count, "pid": os.getpid(), "cores": cores}
         place = replace(place, address=resolved_address(place))
         use_interface(place.address)
         point = MeetingPoint(place, secret)
@@ -75,14 +76,17 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: byte
         others = _greet(store, place, own, task.timeout_s)
         all_cores = [other["cores"] for other in others]
         os.sched_setaffinity(0, own_cores(place, all_cores))
-        parallel, hosts = task.parallel, _hosts(others, place.local_count)
-        topology = build_topology(task.num_replicas, place.count, hosts, parallel.num_stages, parallel.stage_layers)
+        parallel, sizes = task.parallel, _host_sizes(others)
+        hosts = tuple(sizes)
+        topology = build_topology(
+            task.num_replicas, place.count, hosts, parallel.num_stages, parallel.stage_layers, tuple(sizes.values())
+        )
         topology = replace(topology, host_cores=num_host_cores(place, all_cores))
         # From here on there may be something to save, and threads that hear of the end of the launcher.
         end_with_launcher(os.environ, signal.SIGTERM)
         heartbeat = Heartbeat(place, point, others)
         instances = Instances.join(
-            dist.PrefixStore("instances", store), place.index, place.count, task.timeout_s, place.local_count
+            dist.PrefixStore("instances", store), place.index, place.count, task.timeout_s, topology.host_sizes
         )
         give_up_after(task.timeout_s)
         task.run(topology, instances)
@@ -182,7 +186,7 @@ def _greet(store: dist.Store, place: Place, own: Mapping[str, Any], timeout_s: f
     store.set(f"read/{place.index}", "yes")
     try:
         check_hellos(hellos)
-        check_order(hellos, place.local_count)
+        check_order(hellos)
     except UserError:
         if place.index == 0:  # the store may be its own, so it stays until all others have read
             with suppress(RuntimeError, dist.DistError):
@@ -209,17 +213,18 @@ def check_hellos(hellos: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def check_order(hellos: Sequence[Mapping[str, Any]], local_count: int) -> None:
-    """Raise UserError unless the instances of each host are consecutive, the same number on each."""
+def check_order(hellos: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UserError unless the instances of each host are consecutive, and as many as each of them was told."""
     hosts = [str(hello["host"]) for hello in hellos]
-    ordered = [host for host in dict.fromkeys(hosts) for _ in range(local_count)]
-    if hosts != ordered:
-        index = next(index for index, host in enumerate(hosts) if [host] != ordered[index : index + 1])
-        raise _Disagreement(
-            f"instance {index} is out of place on {hosts[index]}: every host must carry the same number of "
-            "consecutive instances (with Slurm: --ntasks-per-node and --distribution=block)"
-        )
+    ordered = [host for host, size in _host_sizes(hellos).items() for _ in range(size)]
+    for index, hello in enumerate(hellos):
+        if [hosts[index]] != ordered[index : index + 1] or hosts.count(hosts[index]) != hello["local_count"]:
+            raise _Disagreement(
+                f"instance {index} is out of place on {hosts[index]}: the instances of a host must be consecutive, and "
+                "its launcher must have started all of them (with Slurm: --distribution=block)"
+            )
 
 
-def _hosts(hellos: Sequence[Mapping[str, Any]], local_count: int) -> tuple[str, ...]:
-    return tuple(str(hello["host"]) for hello in hellos[::local_count])
+def _host_sizes(hellos: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the hosts in order, and how many instances each has."""
+    return Counter(str(hello["host"]) for hello in hellos)

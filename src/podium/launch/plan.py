@@ -13,17 +13,24 @@ _SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One host's part: start `instances_per_host` processes of `command`, and meet the other hosts at `meeting`."""
+    """One host's part: start a process of `command` for each of `instances`, and meet the other hosts at `meeting`."""
 
     topology: Topology
     host_index: int
     #: (address, port) that instances meet at; port 0: a free one, on this host alone
     meeting: tuple[str, int]
     command: tuple[str, ...]
+    #: whether whoever started this host starts it again after exit code 75
+    started_again: bool = False
 
     @property
     def host(self) -> str:
         return self.topology.hosts[self.host_index]
+
+    @property
+    def instances(self) -> range:
+        """The instances of this host."""
+        return self.topology.instances_on(self.host_index)
 
     @property
     def alone(self) -> bool:
@@ -34,16 +41,29 @@ class LaunchPlan:
         return self.host_index == 0
 
 
-def plan_launch(topology: Topology, local_names: frozenset[str], port: int, command: tuple[str, ...]) -> LaunchPlan:
-    """Return this host's part of a launch; `local_names` are the names and addresses of this host."""
+def plan_launch(
+    topology: Topology,
+    local_names: frozenset[str],
+    port: int,
+    command: tuple[str, ...],
+    host_index: int | None = None,
+    *,
+    started_again: bool = False,
+) -> LaunchPlan:
+    """Return this host's part of a launch; `local_names` are the names and addresses of this host, unless it has been
+    told its `host_index`."""
     if topology.hosts == ("this host",):
         return LaunchPlan(topology, 0, ("127.0.0.1", 0), command)
+    if host_index is not None:
+        if host_index >= len(topology.hosts):
+            raise UserError(f"this is host {host_index}, counted from 0, but --hosts names {len(topology.hosts)}")
+        return LaunchPlan(topology, host_index, (topology.hosts[0], port), command, started_again)
     here = [index for index, host in enumerate(topology.hosts) if host in local_names]
     if len(here) != 1:
         known = ", ".join(sorted(name for name in local_names if not name.startswith("127.") and ":" not in name))
         problem = "is not one of" if not here else "is more than one of"
         raise UserError(f"this host (known as {known}) {problem} --hosts {','.join(topology.hosts)}")
-    return LaunchPlan(topology, here[0], (topology.hosts[0], port), command)
+    return LaunchPlan(topology, here[0], (topology.hosts[0], port), command, started_again)
 
 
 def ssh_commands(plan: LaunchPlan, ssh: str, folder: str, arguments: tuple[str, ...]) -> dict[str, list[str]]:

@@ -15,10 +15,12 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from podium.distributed.reduction.exchange import Exchange
 from podium.plan.components import Components, HostTimes
 from podium.plan.intervals import Interval
 from podium.plan.network import Network, reduction_load
 from podium.recipe.loading import Recipe
+from podium.replica_tree import deal, spread, subtrees
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +55,8 @@ class Shape:
 
     @property
     def per_host(self) -> int:
-        return self.num_instances // self.num_hosts
+        """Return the instances of the host that has most."""
+        return -(-self.num_instances // self.num_hosts)
 
     @property
     def global_batch(self) -> int:
@@ -61,8 +64,8 @@ class Shape:
 
     @property
     def num_passes(self) -> int:
-        """Return the micro-batches of one instance in one update."""
-        return self.num_accumulation * self.num_replicas // self.num_instances
+        """Return the micro-batches in one update of the instance that has most."""
+        return self.num_accumulation * -(-self.num_replicas // self.num_instances)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ def forecast(parts: Components, shape: Shape, network: Network | None, seed: int
     sent_s, hidden_s = np.zeros(_DRAWS), rng.uniform(*_OVERLAP, _DRAWS) * _BACKWARD * times.pass_s * speed
     if shape.num_hosts > 1:
         assert network is not None
-        rounds, sent = reduction_load(parts.gradient_bytes, shape.num_hosts, shape.per_host)
+        exchange = Exchange(shape.num_replicas, spread(shape.num_instances, shape.num_hosts))
+        rounds, sent = reduction_load(parts.gradient_bytes, exchange)
         reached = rng.uniform(*network.reached, _DRAWS)
         sent_s = rounds * network.latency_s * rng.uniform(1.0, 2.0, _DRAWS) + sent / network.bytes_per_second / reached
     update_s = local_s + waiting_s + np.maximum(0.0, sent_s - hidden_s)
@@ -174,7 +178,11 @@ def _slowest(count: int) -> float:
 def _memory(parts: Components, shape: Shape, rng: np.random.Generator) -> Interval | None:
     if parts.memory_bytes is None:
         return None
-    sums = math.ceil(math.log2(shape.num_replicas // shape.num_instances)) + (shape.num_instances > 1)
+    num_replicas, num_instances = shape.num_replicas, shape.num_instances
+    num_subtrees = 1
+    if num_instances & (num_instances - 1):  # otherwise every block is one
+        num_subtrees = max(len(subtrees(block, num_replicas)) for block in deal(num_replicas, num_instances))
+    sums = math.ceil(math.log2(-(-num_replicas // num_instances))) + (num_instances > 1) * num_subtrees
     total = parts.memory_bytes + parts.gradient_bytes * sums
     return Interval.of(total * np.exp(rng.standard_normal(_DRAWS) * _MEMORY_SPREAD))
 
@@ -224,12 +232,12 @@ def changes(parts: Components, shape: Shape, network: Network | None, per_host_m
     found.append(
         tried(f"micro-batch {bigger.micro_batch}: costs of an update are shared", bigger, differs=True, of=doubled)
     )
-    if shape.num_replicas % (2 * shape.num_instances) == 0:
+    if 2 * shape.num_instances <= shape.num_replicas:
         more = 2 * shape.num_instances
-        hosts = shape.num_hosts if more // shape.num_hosts <= per_host_most else 2 * shape.num_hosts
+        hosts = shape.num_hosts if -(-more // shape.num_hosts) <= per_host_most else 2 * shape.num_hosts
         if hosts == 1 or network is not None:
             found.append(tried(_instances(more), replace(shape, num_instances=more, num_hosts=hosts), differs=False))
-    if shape.num_instances % 2 == 0:
+    if shape.num_instances > 1:
         fewer = replace(shape, num_instances=shape.num_instances // 2, num_hosts=max(1, shape.num_hosts // 2))
         found.append(tried(f"{_instances(fewer.num_instances)}: fewer devices", fewer, differs=False))
     if shape.num_hosts > 1 and network is not None:

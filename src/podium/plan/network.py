@@ -2,7 +2,8 @@
 
 A reduction between hosts goes bucket by bucket (`distributed/reduction/exact.py`), two lanes at a time. The instances
 of a host each sum their slice of a bucket over the hosts at the same time, through the host's one network card: by
-recursive doubling where the slice is short, else by halving and the mirrored gather.
+recursive doubling where the slice is short, else by halving and the mirrored gather. Where hosts or blocks of replicas
+are not all alike, everything goes straight to who owns it, and back (`distributed/reduction/exchange.py`).
 """
 
 import math
@@ -14,6 +15,7 @@ import numpy as np
 
 from podium.distributed.instances import Instances
 from podium.distributed.reduction.exact import BUCKET_BYTES, FIRST_BYTES
+from podium.distributed.reduction.exchange import Exchange
 from podium.errors import UserError
 
 _LANES = 2
@@ -80,11 +82,15 @@ def sum_load(num_bytes: int, num_hosts: int, per_host: int = 1) -> tuple[float, 
     return 2 * doublings, 2 * (1 - 1 / num_hosts) * num_bytes
 
 
-def reduction_load(num_bytes: int, num_hosts: int, per_host: int) -> tuple[float, float]:
+def reduction_load(num_bytes: int, exchange: Exchange) -> tuple[float, float]:
     """Return (latencies one after another, bytes that a host sends) of one reduction between hosts."""
+    num_hosts, per_host = len(exchange.hosts), max(exchange.host_sizes)
     if num_hosts == 1:
         return 0.0, 0.0
-    loads = [sum_load(size, num_hosts, per_host) for size in buckets(num_bytes)]
+    sizes = buckets(num_bytes)
+    if not exchange.is_even:  # two rounds, in which the busiest host sends or receives most
+        return 2.0 * len(sizes) / min(_LANES, len(sizes)), exchange.busiest * num_bytes
+    loads = [sum_load(size, num_hosts, per_host) for size in sizes]
     return sum(rounds for rounds, _ in loads) / min(_LANES, len(loads)), sum(sent for _, sent in loads)
 
 

@@ -74,6 +74,7 @@ class _Summary(_Facts):
     valid: _Valid | None = None
     average: dict[str, _Number] = {}
     seconds: dict[str, Annotated[float, Field(ge=0, lt=1e12)]] = {}
+    energy: dict[str, Annotated[float, Field(ge=0, lt=1e15)]] = {}
     topology: _Topology | None = None
     weights_sha256: str | None = None
     recipe_sha256: str | None = None
@@ -141,7 +142,7 @@ def iterate_records(path: Path) -> Iterator[Record]:
                 whole = line.endswith(b"\n")
                 if not whole and len(line) <= _LINE_BYTES:  # the end of the file
                     return
-                record = _record(line) if whole else None
+                record = parse_record(line) if whole else None
                 if record is None:
                     raise UserError(
                         f"{path} is damaged: line {number} is no record of metrics; remove that line, or move the file "
@@ -167,7 +168,7 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def _record(line: bytes) -> Record | None:
+def parse_record(line: bytes) -> Record | None:
     try:
         record = parse_mapping(line)
     except ValueError:

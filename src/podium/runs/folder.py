@@ -94,6 +94,10 @@ class Run:
         return self.log / f"instance-{index}.log"
 
     @property
+    def monitor(self) -> Path:
+        return self.path / "monitor"
+
+    @property
     def lock_file(self) -> Path:
         return self.path / ".lock"
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 
 from podium.errors import UserError
 from podium.recipe.sections.log import LogSection
+from podium.runs import kubeflow
 from podium.runs.appended_file import AppendedFile
 from podium.runs.folder import Run
 from podium.runs.observers import Observers
@@ -55,8 +56,9 @@ class Telemetry:
         observers: Observers | None = None,
         *,
         lead: bool = True,
+        total_updates: int = 0,
     ) -> None:
-        """Open the sinks that `section` names, on instance 0, for the records after update `after`.
+        """Open the sinks that `section` and the environment name, on instance 0, for the records after update `after`.
 
         Raise UserError where the account or the settings of Weights & Biases are at fault.
         """
@@ -73,6 +75,8 @@ class Telemetry:
             self._open("MLflow", lambda: MLflow(section, run.path, tree))
         if section.trackio != "off":
             self._open("Trackio", lambda: Trackio(section, run.path, tree))
+        if kubeflow.ADDRESS in os.environ:
+            self._open("Kubeflow", lambda: kubeflow.KubeflowStatus(os.environ, total_updates))
 
     def write(self, record: Record) -> None:
         for name, sink in list(self._sinks.items()):

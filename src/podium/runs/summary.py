@@ -6,6 +6,7 @@ from podium.distributed.digest import sha256_of
 from podium.engine.compile_cache import Executable
 from podium.machine.memory import peak_bytes
 from podium.runs.folder import Run
+from podium.runs.monitoring import Monitoring
 from podium.topology import usable_cores
 from podium.training.build import Training
 from podium.training.clock import Clock, Utilisation
@@ -15,8 +16,8 @@ from podium.training.progress import summary
 class SummaryWriter:
     """Writes the summary of one run, on instance 0; all instances call it."""
 
-    def __init__(self, run: Run, training: Training, clock: Clock) -> None:
-        self._run, self._training, self._clock = run, training, clock
+    def __init__(self, run: Run, training: Training, clock: Clock, monitoring: Monitoring) -> None:
+        self._run, self._training, self._clock, self.monitoring = run, training, clock, monitoring
         self._utilisation = Utilisation(len(usable_cores()))
         #: once the first update has been made, where the recipe asks for compilation
         self.executable: Executable | None = None
@@ -24,6 +25,8 @@ class SummaryWriter:
     def write(self, state: str, *, weights: bool = True) -> None:
         """Write the summary of now. `weights`: with their checksum, which is collective; else that of before stays."""
         training = self._training
+        if weights and state in ("done", "interrupted"):
+            self.monitoring.measure_energy()
         digest = _weights_sha256(training) if weights else None
         if not training.placement.is_lead:
             return
@@ -36,6 +39,7 @@ class SummaryWriter:
                 "topology": training.placement.topology.record(),
                 "recipe_sha256": training.recipe.sha256(),
                 "num_parameters": sum(param.numel() for param in training.state.model.parameters()),
+                **self.monitoring.summary(),
                 **({"executable": asdict(self.executable)} if self.executable else {}),
             }
         )

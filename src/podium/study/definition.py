@@ -22,7 +22,15 @@ from podium.recipe.section import Section
 MAX_RUNS = 100_000
 _MAX_CHECKED = 2_000
 #: metrics that depend on the machine and its load, not on the recipe alone
-_OF_THE_MACHINE = ("time/", "device/", "seconds", "train/samples_per_second", "samples_per_second", "cpu_percent")
+_OF_THE_MACHINE = (
+    "time/",
+    "device/",
+    "system/",
+    "seconds",
+    "train/samples_per_second",
+    "samples_per_second",
+    "cpu_percent",
+)
 
 Value = Any
 

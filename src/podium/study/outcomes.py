@@ -55,7 +55,9 @@ def missing_metric(study: StudySection, names: Iterable[str], until: Duration | 
             f"{study.metric} is not recorded before {until}, where runs are compared: set valid.every to {until} or "
             "less, or halving.first to more"
         )
-    known = ", ".join(sorted(name for name in names if "/" in name and not name.startswith(("time/", "device/"))))
+    known = ", ".join(
+        sorted(name for name in names if "/" in name and not name.startswith(("time/", "device/", "system/")))
+    )
     return MetricMissing(f"{study.metric} is not recorded by these runs: choose one of {known or 'none'}")
 
 

@@ -74,7 +74,7 @@ def choose_instances(facts: JobFacts, num_nodes: int) -> tuple[int, int]:
     best = (0, 0)
     for nodes in range(1, num_nodes + 1):
         for count in possible_instances(facts.num_replicas, facts.num_stages, nodes):
-            if count % nodes == 0 and count <= nodes * facts.per_node and count > best[1]:
+            if best[1] < count <= nodes * facts.per_node:
                 best = (nodes, count)
     if not best[1]:
         raise UserError(
@@ -100,7 +100,8 @@ def judge(facts: JobFacts, attempts: Sequence[Attempt], nodes: Sequence[str]) ->
     fresh = [node for node in excluded if node not in excluded_nodes(before)]
     why = _why(last, fresh)
     if len(before) >= facts.requeues:
-        return Verdict("end", f"{why}; it has started {len(attempts)} times, which is the most that is allowed", code=3)
+        most = f"{why}; it has started {len(attempts)} times, which is the most that is allowed"
+        return Verdict("end", most, code=_SAVED if code == _SAVED else 3)
     if before and last.updates <= before[-1].updates and not fresh:
         made = f"update {last.updates:,} is all that was reached" if last.updates else "no update was saved"
         return Verdict("end", f"{why}; no progress since the attempt before ({made})", code=3)

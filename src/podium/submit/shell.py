@@ -114,7 +114,7 @@ class Shell:
 
     def write_new(self, folder: PurePosixPath, files: Mapping[str, str]) -> None:
         """Write files below a folder that has none of them yet; of a failure nothing is left behind."""
-        lines = ["set -e", "umask 077", f"mkdir -p -- {shlex.quote(str(folder))}"]
+        lines = ["set -e", f"mkdir -p -- {shlex.quote(str(folder))}"]
         for name in sorted({str(PurePosixPath(name).parent) for name in files} - {"."}):
             lines.append(f"mkdir -p -- {shlex.quote(str(folder / name))}")
         for name, text in files.items():

@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?$", re.IGNORECASE)
 
 
-def _matching(pattern: str, expected: str) -> AfterValidator:
+def matching(pattern: str, expected: str) -> AfterValidator:
     compiled = re.compile(pattern)
 
     def check(text: str) -> str:
@@ -35,16 +35,16 @@ Line = Annotated[str, AfterValidator(_one_line)]
 #: a host, with a user's name before it if need be; never an option
 HostName = Annotated[
     str,
-    _matching(
+    matching(
         r"([A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_]([A-Za-z0-9._:%-]*[A-Za-z0-9_])?",
         "a host name or address, such as login.example.org or me@10.0.0.1",
     ),
 ]
-VariableName = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable, such as WANDB_API_KEY")]
+VariableName = Annotated[str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable, such as WANDB_API_KEY")]
 #: a partition, an account, a queue, a module: one word
-Word = Annotated[str, _matching(r"[A-Za-z0-9_][A-Za-z0-9_.,:@%+/=-]*", "one word of letters, digits and .,:@%+/=-")]
+Word = Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.,:@%+/=-]*", "one word of letters, digits and .,:@%+/=-")]
 #: features of nodes that Slurm combines: a100|v100, [rack1*2&rack2*2]
-Features = Annotated[str, _matching(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:+/=&|()*\[\]-]*", "features such as a100|v100")]
+Features = Annotated[str, matching(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:+/=&|()*\[\]-]*", "features such as a100|v100")]
 
 
 def is_secret_name(name: str) -> bool:

@@ -18,7 +18,7 @@ from podium.distributed.instances import Instances
 from podium.distributed.lockstep import check_span, largest_span
 from podium.distributed.pipeline.partition import layers_of
 from podium.distributed.placement import Placement
-from podium.distributed.sharding.fully_sharded import check_fully_sharded
+from podium.distributed.sharding.fully_sharded import check_equal_blocks, check_fully_sharded
 from podium.engine.loss_scale import LossScale
 from podium.engine.parallelism import FullySharded, Parallelism, Pipelined, Replicated, ShardedOptimiser
 from podium.engine.state import Lengths, Task, TrainState
@@ -86,7 +86,8 @@ def build_training(
         busy = busy_threads(threads, task.workload, model, recipe.batch.micro_batch)
         use_threads(busy)
     placement = Placement(topology, instances, device, threads, busy)
-    check_span(largest_span(model), topology.num_replicas, topology.num_instances, recipe.engine.reduction)
+    num_blocks = topology.num_instances // topology.num_stages
+    check_span(largest_span(model), topology.num_replicas, num_blocks, recipe.engine.reduction)
     if recipe.valid.recalibrate and not any(isinstance(module, AnyBatchNorm) for module in model.modules()):
         raise UserError(
             f"valid.recalibrate = {recipe.valid.recalibrate}: the model has no batch norm, and so no statistics to "
@@ -211,6 +212,7 @@ def build_parallelism(
     if instances.count > 1 and shard == "parameters":
         scale = recipe.precision.loss_scale
         check_fully_sharded(model, reduction, recipe.optim.name, recipe.engine.compile, scale)
+        check_equal_blocks(placement.topology.num_replicas, instances.count)
         sharded = FullySharded(model, [block for _, block in workload.stages(model)], instances)
         if recipe.precision.trap:  # again, as sharding has replaced the parameters
             trap_gradients(model)

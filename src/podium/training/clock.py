@@ -43,6 +43,15 @@ class Clock:
         total = self._before + time.perf_counter() - self._began
         return {**self._seconds, "total": total}
 
+    def peek(self) -> tuple[dict[str, float], str]:
+        """Return the seconds of each phase and the current phase. Changes nothing: other threads may call it."""
+        for _ in range(3):
+            since, seconds, current = self._since, dict(self._seconds), self._current
+            if since == self._since:  # else the phase changed in between
+                break
+        seconds[current] += time.perf_counter() - since
+        return seconds, current
+
     def _switch(self, name: str) -> str:
         now = time.perf_counter()
         self._seconds[self._current] += now - self._since

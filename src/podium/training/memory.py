@@ -21,6 +21,7 @@ from podium.layers.norm import inside
 from podium.machine.heap import Heap
 from podium.machine.memory import host_bytes, peak_bytes, reset_peak, resident_bytes
 from podium.optim.state_tensors import state_tensors
+from podium.replica_tree import subtrees
 from podium.training.build import Training
 from podium.training.feeding import feed_bytes
 from podium.training.pass_requests import extended, recorded
@@ -58,17 +59,18 @@ def check_memory(training: Training) -> None:
     if mode == "off":
         return
     total, available = host_bytes()
-    found = estimate(training, enough=available // 2 // placement.topology.instances_per_host)
+    found = estimate(training, enough=available // 2 // len(placement.instances.neighbours))
     own = [found.total, found.now, found.passes, total, available] if found else [0] * 5
     everyone = placement.instances.gather(torch.tensor(own, dtype=torch.int64)).reshape(-1, len(own)).tolist()
-    per_host = placement.topology.instances_per_host
-    for first in range(0, len(everyone), per_host):
-        here = everyone[first : first + per_host]
+    topology = placement.topology
+    for number, host in enumerate(topology.hosts):
+        members = topology.instances_on(number)
+        here = everyone[members.start : members.stop]
         if not all(row[0] for row in here):
             continue
         needed, present = sum(row[0] for row in here), sum(row[1] for row in here)
         total, available = min(row[3] for row in here), min(row[4] for row in here)
-        where = placement.topology.host_of(first) if len(placement.topology.hosts) > 1 else "this host"
+        where = host if len(topology.hosts) > 1 else "this host"
         passes = max(row[2] for row in here)
         if needed > total:
             sentence = _sentence(training, needed, f"{where} has {total / _GB:.1f} GB", passes)
@@ -81,7 +83,7 @@ def check_memory(training: Training) -> None:
 
 
 def _sentence(training: Training, needed: int, there_is: str, passes: int) -> str:
-    recipe, count = training.recipe, training.placement.topology.instances_per_host
+    recipe, count = training.recipe, max(training.placement.topology.host_sizes)
     advice = ["a smaller batch.micro"] if recipe.batch.micro_batch > 1 else []
     advice += ["parallel.recompute=true"] if not recipe.parallel.recompute else []
     advice += ["parallel.stages over several hosts"] if recipe.parallel.num_stages == 1 else []
@@ -125,7 +127,7 @@ def estimate(training: Training, enough: int = 0) -> Estimate | None:
 def _affordable(training: Training, sample_bytes: int) -> int:
     """Return how many samples a trial may have without doing harm itself."""
     _, available = host_bytes()
-    share = _TRIAL_SHARE * available / training.placement.topology.instances_per_host
+    share = _TRIAL_SHARE * available / len(training.placement.instances.neighbours)
     return max(_FEW, int(share / max(1, sample_bytes)))
 
 
@@ -185,8 +187,10 @@ def _replayed(training: Training, train: list[int], valid: list[int]) -> tuple[i
 
 def _num_sums(training: Training) -> int:
     """Return how many sets of gradients are kept beside those of the replica that is running."""
-    num_local = len(training.placement.replicas)
-    return math.ceil(math.log2(num_local)) + (training.parallelism.data_group.count > 1)
+    placement = training.placement
+    num_subtrees = len(subtrees(placement.replicas, placement.topology.num_replicas))
+    sent = num_subtrees if training.parallelism.data_group.count > 1 else 0
+    return math.ceil(math.log2(len(placement.replicas))) + sent
 
 
 def _rest(training: Training) -> int:

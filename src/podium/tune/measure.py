@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from podium.distributed.instances import Instances
 from podium.engine.state import Task
+from podium.engine.update import Events
 from podium.errors import PodiumError
 from podium.launch.environment import find_place, place_environment
 from podium.launch.lifeline import end_with_launcher
@@ -86,6 +87,12 @@ class MeasuringProcesses:
         found = [Updates(answer["updates"], answer["busy"]) for answer in answers or [] if "updates" in answer]
         return found if len(found) == len(self._processes) else None
 
+    def details(self, keys: Mapping[str, Any], seconds: float, timeout_s: float) -> list[dict[str, Any]] | None:
+        """Return for each instance the seconds of its `updates`, in `waits` for others, and in `exchanges` with them
+        (None where unknown); None as for `rate`."""
+        answers = self._answers(keys, seconds, timeout_s) or []
+        return answers if len(answers) == len(self._processes) and all("updates" in one for one in answers) else None
+
     def _answers(self, keys: Mapping[str, Any], seconds: float, timeout_s: float) -> list[dict[str, Any]] | None:
         request = json.dumps({"keys": dict(keys), "seconds": seconds}).encode() + b"\n"
         deadline = time.monotonic() + timeout_s
@@ -144,15 +151,19 @@ def _read_line(stream: IO[bytes] | None, deadline: float) -> bytes:
 # --- in the processes ----------------------------------------------------------------------------------------------
 
 
-def measured_updates(training: Training, seconds: float) -> tuple[float, list[float], float]:
-    """Return samples/s of all instances together, the seconds of each update here and the processor time of one, after
-    a warm-up that also shows how many updates fill `seconds`."""
+def measured_updates(training: Training, seconds: float) -> dict[str, Any]:
+    """Return the `rate` of all instances together, samples/s, and of this one the seconds of each of its `updates`, in
+    `waits` for others and in `exchanges` with them, and the processor time of an update (`busy`), after a warm-up that
+    shows how many updates fill `seconds`."""
     recipe, instances = training.recipe, training.placement.instances
     times: list[float] = []
-    engine = build_engine(training)
+    waits: list[float] = []
+    exchanged: float | None = None
+    engine = build_engine(training, Events(waits.append))
     with samples_of_updates(training, 0, 2**31) as samples:
 
         def run(first: int, count: int) -> float:
+            waits.clear()
             times[:] = [time.perf_counter()]
             for update in range(first, first + count):
                 engine.update(update, next(samples), 1e-6)
@@ -165,10 +176,18 @@ def measured_updates(training: Training, seconds: float) -> tuple[float, list[fl
         run(0, 1)
         per_update = run(1, _NUM_WARM_UP) / _NUM_WARM_UP
         count = max(_MIN_UPDATES, math.ceil(seconds / per_update))
-        busy = time.process_time()
+        before, busy = training.parallelism.exchange_s, time.process_time()
         took = run(1 + _NUM_WARM_UP, count)
-        busy = (time.process_time() - busy) / count
-    return count * recipe.batch.global_batch / took, [after - before for before, after in pairwise(times)], busy
+        busy = time.process_time() - busy
+        if before is not None:
+            exchanged = (training.parallelism.exchange_s or 0.0) - before
+    return {
+        "rate": count * recipe.batch.global_batch / took,
+        "updates": [after - before for before, after in pairwise(times)],
+        "waits": sum(waits),
+        "exchanges": exchanged,
+        "busy": busy / count,
+    }
 
 
 def main() -> None:
@@ -179,7 +198,7 @@ def main() -> None:
     end_with_launcher(os.environ)
     point = MeetingPoint(place, None)  # kept: the connection lasts as long as it does
     store = dist.PrefixStore("tune", point.connect(_START_S))
-    instances = Instances.join(store, place.index, place.count, _START_S, place.local_count)
+    instances = Instances.join(store, place.index, place.count, _START_S, [place.local_count])
     recipe = load_recipe(name, overrides)
     first: Task | None = None
     for line in sys.stdin:
@@ -188,7 +207,7 @@ def main() -> None:
         try:
             training = _built(recipe_with(recipe, request["keys"]), instances, first)
             first = first or training.task
-            answer["rate"], answer["updates"], answer["busy"] = measured_updates(training, request["seconds"])
+            answer = measured_updates(training, request["seconds"])
         except PodiumError as error:  # the same on all instances: it depends on the recipe alone
             answer["problem"] = str(error)
         print(json.dumps(answer), flush=True)

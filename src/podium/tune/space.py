@@ -85,7 +85,7 @@ def choices(base: Choice, num_cores: int, fixed: frozenset[str] = frozenset()) -
             (micro, accumulation, replicas) != (base.micro, base.accumulation, base.replicas)
         ):
             continue
-        for instances in [base.instances] if "instances" in fixed else possible_instances(replicas):
+        for instances in [base.instances] if "instances" in fixed else useful_instances(replicas, num_cores):
             for threads in [base.threads] if "engine.threads" in fixed else _powers_of_two(num_cores):
                 if threads * instances > num_cores and (threads, instances) != (base.threads, base.instances):
                     continue
@@ -96,6 +96,13 @@ def choices(base: Choice, num_cores: int, fixed: frozenset[str] = frozenset()) -
                     if choice not in found:
                         found.append(choice)
     return found
+
+
+def useful_instances(num_replicas: int, most: int) -> list[int]:
+    """Return the numbers of instances, up to `most`, whose largest share of the replicas is smaller than that of fewer:
+    the others take as long."""
+    counts = [count for count in possible_instances(num_replicas) if count <= most]
+    return [count for count in counts if count == 1 or -(-num_replicas // count) < -(-num_replicas // (count - 1))]
 
 
 def _powers_of_two(most: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 `Engine` uses one `ExactReduction` when there are several instances and the reduction is exact. In an update:
 
-    all local replicas but the last leave their partial sums in a `TreeSum`
+    all local replicas but the last leave their sums in a `TreeSum`
     after the last one's last forward pass, `start` fills in what is known (count, buffers) and arms the hooks
     in its backward pass, a hook per parameter counts down; a complete bucket gets the local sums and goes to a thread
     `finish` hands over the rest, waits for the threads, and makes `param.grad` views of the buckets
@@ -72,29 +72,38 @@ class ExactReduction:
         params: list[nn.Parameter],
         buffers: list[Tensor],
         instances: Instances,
+        num_replicas: int,
         waited: Callable[[float], None],
     ) -> None:
-        """Prepare the reduction; `params` and `buffers` are in the order of the tensors in `TreeSum`: parameters first.
-        Collective."""
+        """Prepare the reduction over replicas that are dealt to `instances`; `params` and `buffers` are in the order of
+        the tensors in `TreeSum`: parameters first. Collective."""
         self.model = model
         self._params, self._buffers, self._waited = params, buffers, waited
         self._device = params[0].device
         self._buckets, places = _planned(_backward_order(model, params), params, buffers)
         sizes = [(bucket.num_elements + len(bucket.params), bucket.dtype) for bucket in self._buckets]
-        summed = summed_buffers(instances, sizes, self._device, _LANES)
+        summed = summed_buffers(instances, num_replicas, sizes, self._device, _LANES)
         for bucket, flat in zip(self._buckets, summed.flats, strict=True):
             bucket.flat, bucket.present = flat, flat[bucket.num_elements :]
         self._head = places[_HEAD_PLACE][0].flat[:_HEAD]
-        self._views = [_view(*places[index], tensor) for index, tensor in enumerate([*params, *buffers])]
+        tensors = [*params, *buffers]
+        self._views = [_view(places[index], tensor, summed.flats) for index, tensor in enumerate(tensors)]
+        #: the same for the subtrees of this instance's block before the last one
+        self._complete = [
+            [_view(places[index], tensor, flats) for index, tensor in enumerate(tensors)] for flats in summed.complete
+        ]
         self.buffer_totals = self._views[len(params) :]
         self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.params}
         self._armed = False
         self._next = 0
         self._partial: list[Tensors] = []
+        self._sums_of_complete: list[Tensors] = []
         self._known_present: list[list[float]] | None = None
+        #: seconds that sums with other instances have taken so far, up to two of them at once
+        self.exchange_s = 0.0
 
         self._to_send: list[SimpleQueue[int | None]] = [SimpleQueue() for _ in self._buckets[:_LANES]]
-        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._done: SimpleQueue[BaseException | float] = SimpleQueue()
         for lane, to_send in enumerate(self._to_send):
             args = (summed, lane, to_send, self._done)
             threading.Thread(target=_sum_buckets, args=args, name=f"gradients-{lane}", daemon=True).start()
@@ -111,7 +120,8 @@ class ExactReduction:
         return take_gradients(self._params, self._buffers)
 
     def start(self, tree: TreeSum, count: int, stop: bool) -> None:
-        self._partial = tree.partial[::-1]
+        self._sums_of_complete, partial = tree.before_last()
+        self._partial = partial[::-1]
         self._head.copy_(torch.tensor([count % _COUNT_BASE, count // _COUNT_BASE, stop], dtype=torch.float32))
         self._sum_locally(range(len(self._params), len(self._views)), self._buffers)
         for bucket in self._buckets:
@@ -122,12 +132,13 @@ class ExactReduction:
         self._armed = False
         for bucket in self._buckets[self._next :]:  # some parameter had no gradient in this update
             self._hand_over(bucket)
-        self._partial = []
+        self._partial, self._sums_of_complete = [], []
         began = time.perf_counter()
         for _ in self._buckets:
-            error = self._done.get()
-            if error is not None:
-                raise error
+            done = self._done.get()
+            if isinstance(done, BaseException):
+                raise done
+            self.exchange_s += done
         self._waited(time.perf_counter() - began)
         for bucket, present in zip(self._buckets, self._present(), strict=True):
             for index, num_present in zip(bucket.params, present, strict=True):
@@ -150,7 +161,7 @@ class ExactReduction:
         self._sum_locally(bucket.params, grads)
         bucket.present.fill_(1.0)
         for place, (index, grad) in enumerate(zip(bucket.params, grads, strict=True)):
-            if grad is None and all(sums[index] is None for sums in self._partial):
+            if grad is None and all(sums[index] is None for sums in (*self._partial, *self._sums_of_complete)):
                 bucket.present[place] = 0.0
         for index, grad in zip(bucket.params, grads, strict=True):
             if grad is not None:
@@ -160,17 +171,18 @@ class ExactReduction:
 
     def _sum_locally(self, indices: Sequence[int], last: Sequence[Tensor | None]) -> None:
         """Write partial sums + tensors of the last replica to the views, in the tree's order (from the right;
-        a + b = b + a)."""
+        a + b = b + a), and the sums of complete subtrees to theirs."""
+        for complete, sums in zip(self._complete, self._sums_of_complete, strict=True):
+            for index in indices:
+                _write(complete[index], sums[index])
         views = [self._views[index] for index in indices]
         first, rest = self._partial[:1], self._partial[1:]
         for index, view, tensor in zip(indices, views, last, strict=True):
             present = [sums for sums in (tensor, *(sums[index] for sums in first)) if sums is not None]
             if len(present) == 2:
                 torch.add(*present, out=view)  # one pass over the memory instead of two
-            elif present:
-                view.copy_(present[0])
             else:
-                view.fill_(-0.0)  # x + -0.0 is x for every x; x + 0.0 is not x for x = -0.0
+                _write(view, present[0] if present else None)
         for sums in rest:
             add_in_place(list(views), [sums[index] for index in indices])
 
@@ -219,11 +231,19 @@ def _planned(
     return buckets, places
 
 
-def _view(bucket: _Bucket, offset: int, like: Tensor) -> Tensor:
+def _view(place: tuple[_Bucket, int], like: Tensor, flats: Sequence[Tensor]) -> Tensor:
     """Return a part of a bucket in the shape of `like` and, where that has no gaps, in its memory layout
-    (channels-last, say): fused optimisers need gradients laid out like their parameters."""
-    stride = torch.empty_like(like, device="meta").stride()
-    return bucket.flat.as_strided(like.shape, stride, bucket.flat.storage_offset() + offset)
+    (channels-last, say): fused optimisers need gradients laid out like their parameters. `flats`: all buckets."""
+    bucket, offset = place
+    flat, stride = flats[bucket.number], torch.empty_like(like, device="meta").stride()
+    return flat.as_strided(like.shape, stride, flat.storage_offset() + offset)
+
+
+def _write(view: Tensor, values: Tensor | None) -> None:
+    if values is None:
+        view.fill_(-0.0)  # x + -0.0 is x for every x; x + 0.0 is not x for x = -0.0
+    else:
+        view.copy_(values)
 
 
 # Nothing below refers to an `ExactReduction`, so that it is freed, and its threads end, with the engine that made it.
@@ -233,17 +253,18 @@ def _sum_buckets(
     summed: Buffers,
     lane: int,
     to_send: "SimpleQueue[int | None]",
-    done: "SimpleQueue[BaseException | None]",
+    done: "SimpleQueue[BaseException | float]",
 ) -> None:
-    """Sum one bucket after the other, in a thread; end at None or at the first error."""
+    """Sum one bucket after the other, in a thread, and tell how long each took; end at None or at the first error."""
     stay_single()
     while (number := to_send.get()) is not None:
+        began = time.perf_counter()
         try:
             summed.sum(number, lane)
         except BaseException as error:
             done.put(error)
             return
-        done.put(None)
+        done.put(time.perf_counter() - began)
 
 
 def _weak_hook(method: weakref.WeakMethod, index: int) -> Callable[[Tensor], None]:

@@ -7,6 +7,8 @@
         barrier; instance i adds slice i of all four in the tree's order, then slice i of the other hosts
         barrier; every instance copies the other slices from the instances that added them
         barrier; buffers may be changed again
+
+Where instances or hosts are not all alike, `exchange.py` says who joins what.
 """
 
 from collections.abc import Sequence
@@ -17,6 +19,8 @@ import torch
 from torch import Tensor
 
 from podium.distributed.instances import Instances
+from podium.distributed.reduction.exchange import Exchange
+from podium.distributed.reduction.uneven_buffers import UnevenBuffers
 from podium.distributed.shared_memory import SharedMemory, Size
 
 #: up to this size, every neighbour adds the whole buffer, which saves a barrier
@@ -26,28 +30,41 @@ PIECE_BYTES = 1 << 18
 
 
 class Buffers(Protocol):
-    """Flat tensors of this instance, of the same sizes on all of them."""
+    """Flat tensors of this instance: the last subtree of its block of replicas before a sum, the total afterwards."""
 
     flats: list[Tensor]
+    #: for each subtree of the block before the last one: tensors of the same sizes, which sums leave as they are
+    complete: Sequence[list[Tensor]]
 
     def sum(self, number: int, lane: int) -> None:
-        """Sum buffer `number` over the instances, in place; lanes are as in `Instances.sum_exact`."""
+        """Sum buffer `number` over all subtrees of all instances, in place; lanes are as in `Instances.sum_exact`."""
         ...
 
 
-def summed_buffers(instances: Instances, sizes: Sequence[Size], device: torch.device, num_lanes: int) -> Buffers:
-    """Create buffers of the given sizes, filled with zeros. Collective: all instances get the same kind."""
+def summed_buffers(
+    instances: Instances, num_replicas: int, sizes: Sequence[Size], device: torch.device, num_lanes: int
+) -> Buffers:
+    """Create buffers of the given sizes, filled with zeros, for instances that replicas are dealt to. Collective: all
+    instances get the same kind."""
+    exchange = Exchange(num_replicas, instances.host_sizes)
     shared_memory = None
-    if device.type == "cpu":
-        names, count = instances.members, instances.num_per_host
+    if device.type == "cpu" and max(instances.host_sizes) > 1:
+        neighbours = instances.neighbours
+        sizes_of = [list(sizes) * len(exchange.subtrees[instance]) for instance in neighbours]
         shared_memory = SharedMemory.open(
-            instances.gather, instances.index, count, names, instances.timeout_s, sizes, num_lanes
+            instances.gather, instances.index, neighbours, instances.members, instances.timeout_s, sizes_of, num_lanes
         )
+    if shared_memory is None:
+        exchange = Exchange(num_replicas, (1,) * instances.count)
+    if not exchange.is_even:
+        return UnevenBuffers(instances, exchange, shared_memory, sizes, device)
     return SentBuffers(instances, sizes, device) if shared_memory is None else SharedBuffers(instances, shared_memory)
 
 
 class SentBuffers:
     """Buffers in private memory, summed by messages."""
+
+    complete: Sequence[list[Tensor]] = ()
 
     def __init__(self, instances: Instances, sizes: Sequence[Size], device: torch.device) -> None:
         self._instances = instances
@@ -61,6 +78,8 @@ class SentBuffers:
 
 class SharedBuffers:
     """Buffers in memory that all instances of a host share."""
+
+    complete: Sequence[list[Tensor]] = ()
 
     def __init__(self, instances: Instances, shared_memory: SharedMemory) -> None:
         self._instances, self._shared = instances, shared_memory

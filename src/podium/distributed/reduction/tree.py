@@ -1,11 +1,7 @@
-"""The exact sum over replicas: a fixed binary tree on the replica index.
+"""The exact sum over replicas: a fixed binary tree on the replica index (`podium/replica_tree.py`).
 
-    sum(lo, hi) = sum(lo, mid) + sum(mid, hi),   mid = lo + (hi - lo + 1) // 2
-
-The shape depends only on the number of replicas. An even range is split into two equal halves, an odd one has the
-larger half on the left; so for every power of two p that divides the number of replicas, the p aligned blocks are
-subtrees: p instances may each sum their block (`TreeSum`) and combine the results (`Instances.sum_exact`), with the
-same additions that one instance would have made.
+Every instance sums the subtrees inside its block of replicas (`TreeSum`); the instances join them in the tree's order
+(`summed_buffers.py`), with the same additions that one instance would have made.
 """
 
 from collections.abc import Sequence
@@ -16,19 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from podium.machine import foreach
+from podium.replica_tree import middle
 
 Tensors = list[Tensor | None]
 
 
 class TreeSum:
-    """The sum of lists of tensors pushed in replica order, which keeps at most log2(leaves) + 1 partial sums.
+    """The sums of lists of tensors pushed in replica order, one for each subtree inside a block of leaves.
 
+    Keeps the sums of complete subtrees, and at most log2(leaves) + 1 partial sums of the one that is being added up.
     Pushed tensors must not be used afterwards: sums are formed in place in the left operand.
     """
 
-    def __init__(self, num_leaves: int) -> None:
+    def __init__(self, num_leaves: int, block: range | None = None) -> None:
+        """Prepare for the leaves of `block`: all of them, if there is none."""
+        self._block = range(num_leaves) if block is None else block
         self.partial: list[Tensors] = []
-        self._num_merges = [0] * num_leaves  # by leaf: how many ranges of the tree end with it
+        self._num_merges = [0] * len(self._block)  # by leaf: how many ranges of the tree end with it, in the block
         self._count_merges(0, num_leaves)
         self._next = 0
 
@@ -40,19 +40,26 @@ class TreeSum:
         self._next += 1
 
     def total(self) -> Tensors:
-        """Return the sum, once every leaf has been pushed.
-
-        While only the last leaf is missing, the sum is that leaf added to `partial` from right to left, which
-        `ExactReduction` does piece by piece.
-        """
+        """Return the sum of a block that is one subtree, once every leaf has been pushed."""
         assert self._next == len(self._num_merges), "leaves are missing"
         (total,) = self.partial
         return total
 
+    def before_last(self) -> tuple[list[Tensors], list[Tensors]]:
+        """Return (sums of complete subtrees, partial sums of the last one), while only the last leaf is missing.
+
+        The sum of the last subtree is that leaf added to the partial sums from right to left, which `ExactReduction`
+        does piece by piece.
+        """
+        assert self._next == len(self._num_merges) - 1, "more than the last leaf is missing"
+        num_complete = len(self.partial) - self._num_merges[-1]
+        return self.partial[:num_complete], self.partial[num_complete:]
+
     def _count_merges(self, lo: int, hi: int) -> None:
-        if hi - lo > 1:
-            mid = lo + (hi - lo + 1) // 2
-            self._num_merges[hi - 1] += 1
+        if hi - lo > 1 and lo < self._block.stop and hi > self._block.start:
+            if self._block.start <= lo and hi <= self._block.stop:
+                self._num_merges[hi - 1 - self._block.start] += 1
+            mid = middle(lo, hi)
             self._count_merges(lo, mid)
             self._count_merges(mid, hi)
 

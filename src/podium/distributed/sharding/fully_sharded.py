@@ -131,6 +131,17 @@ def check_fully_sharded(model: nn.Module, reduction: str, optimiser: str, compil
             raise UserError(f"{asked} needs engine.layout=default: the rows of {name} are not contiguous in memory")
 
 
+def check_equal_blocks(num_replicas: int, num_instances: int) -> None:
+    """Raise UserError unless all instances carry equally many replicas: each gathers weights for every micro-batch."""
+    if num_replicas % num_instances:
+        possible = [str(count) for count in range(1, num_replicas + 1) if num_replicas % count == 0]
+        raise UserError(
+            "parallel.shard=parameters needs equally many replicas on all instances, which do every micro-batch "
+            f"together: {num_instances} instances cannot carry {num_replicas} replicas "
+            f"(possible: {', '.join(possible)})"
+        )
+
+
 def _untied(blocks: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the blocks that share no parameter with another one; tied blocks stay with the model's own parameters,
     which are gathered for the whole pass."""

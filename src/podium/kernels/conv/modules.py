@@ -38,9 +38,9 @@ def convolved(
     plain = groups == 1 and set(stride) == set(dilation) == {1}
     winograd, weight_gradient = registry.find("winograd"), registry.find("conv_weight_gradient")
     if plain and winograd is not None and winograd.fits(image, weight, padding):
-        result = winograd.Convolution.apply(image, weight, bias, tuple(padding))
+        result = winograd.WinogradConvolution.apply(image, weight, bias, tuple(padding))
     elif weight_gradient is not None and weight_gradient.fits(weight, groups):
-        result = weight_gradient.Convolution.apply(image, weight, bias, stride, padding, dilation, groups)
+        result = weight_gradient.ConvolutionWithGradient.apply(image, weight, bias, stride, padding, dilation, groups)
     else:
         result = torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
     return result

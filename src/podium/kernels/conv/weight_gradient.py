@@ -35,7 +35,7 @@ def fits(weight: Tensor, groups: int) -> bool:
     return num_out >= _LEAST_OUTPUTS and (bool(num_out % _VECTOR or c % _VECTOR) or c >= _MANY_CHANNELS)
 
 
-class Convolution(torch.autograd.Function):
+class ConvolutionWithGradient(torch.autograd.Function):
     """torch's convolution of channels-last images, with our own gradients of weight and bias.
 
     The library's gradients are slow for few channels on AVX2; as a matrix product they run at its full rate.

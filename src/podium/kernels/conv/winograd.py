@@ -87,7 +87,7 @@ def fits(image: Tensor, kernel: Tensor, padding: Sequence[int]) -> bool:
     return size == [3, 3] and whole and c % WIDTH == o % WIDTH == 0 and min(c, o) >= _LEAST_CHANNELS and c * o <= _MOST
 
 
-class Convolution(torch.autograd.Function):
+class WinogradConvolution(torch.autograd.Function):
     """Convolution of channels-last images (n, c, h, w) with stride 1 and at most two zeros on each side."""
 
     @staticmethod

@@ -16,6 +16,8 @@ class LogSection(Section):
     tensorboard: bool = True
     #: predict after the last update and write report.html (`podium predict` does it later)
     report: bool = True
+    #: measure how busy the machine is, and write what `podium monitor` shows
+    monitor: bool = True
     wandb: Literal["off", "offline", "online"] = "off"
     wandb_project: str = "podium"
     #: MLflow: `off`, `local` (files in `mlruns` beside the run folders) or the address of a tracking server

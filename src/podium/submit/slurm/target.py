@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from podium.errors import UserError
@@ -20,7 +19,7 @@ from podium.submit.site import Site, site_from_tree
 from podium.submit.slurm.script import batch_script
 from podium.submit.slurm.shape import Shape, find_shape
 from podium.submit.slurm.studies import begin_study, check_array, num_runs
-from podium.submit.slurm.watch import job_states, status_of
+from podium.submit.slurm.watch import job_states, status_of, status_of_study
 from podium.submit.target import Prepared, Request, Status
 from podium.ui.visible import visible
 
@@ -79,9 +78,8 @@ class SlurmTarget:
         """Return what Slurm knows of a job, with what its run says."""
         shell = _shell_of(job)
         if job.kind == "study":
-            counts = shell.run(["sh", "-c", f"cut -d, -f2 -- {shlex.quote(job.folder)}/table.csv"]).text.split()[1:]
-            shown = tuple(f"{counts.count(state)} runs {state}" for state in dict.fromkeys(counts))
-            return replace(status_of(job_states(shell, job.id), {}, b""), lines=shown)
+            table = shell.run(["cut", "-d,", "-f2", "--", f"{job.folder}/table.csv"]).text
+            return status_of_study(job_states(shell, job.id), table.split()[1:])
         summary = shell.read(PurePosixPath(job.folder) / "summary.json", _SUMMARY_BYTES)
         attempts = shell.read(PurePosixPath(job.folder) / JOB / "attempts.jsonl") or b""
         return status_of(job_states(shell, job.id), _mapping(summary), attempts)
@@ -96,9 +94,12 @@ class SlurmTarget:
         if not follow:
             yield shell.read(path) or b""
             return
-        # `tail` ends with the process that it watches: a loop that asks Slurm whether the job is still known.
-        watch = f"while squeue -h -j {shlex.quote(job.id)} 2>/dev/null | grep -q .; do sleep 2; done"
-        script = f'{watch} & exec tail -n +1 -s 0.5 --pid="$!" -F -- {shlex.quote(str(path))} 2>/dev/null'
+        # Ends with the job, or when nobody reads any more.
+        known = f"squeue -h -j {shlex.quote(job.id)} 2>/dev/null | grep -q ."
+        script = (
+            f'tail -n +1 -s 0.5 --pid="$$" -F -- {shlex.quote(str(path))} 2>/dev/null & '
+            f'while kill -0 "$!" 2>/dev/null && {known}; do sleep 2; done; sleep 1; kill "$!" 2>/dev/null'
+        )
         yield from shell.stream(["sh", "-c", script])
 
     def cancel(self, job: JobRecord) -> None:

@@ -52,6 +52,16 @@ def status_of(states: Sequence[tuple[str, str, str]], summary: Mapping[str, Any]
     )
 
 
+def status_of_study(states: Sequence[tuple[str, str, str]], runs: Sequence[str]) -> Status:
+    """Return the status of an array from what Slurm says and the states of the study's runs."""
+    state, reason, where = _state(states)
+    if state is None:
+        ended: State = "failed" if "failed" in runs else "interrupted"
+        state = "done" if runs and set(runs) <= {"finished", "pruned"} else ended
+    counts = tuple(f"{runs.count(one)} runs {one}" for one in dict.fromkeys(runs))
+    return Status(state, reason, where, lines=counts)
+
+
 def _state(states: Sequence[tuple[str, str, str]]) -> tuple[State | None, str, str]:
     known = [(_STATES[state], reason, where) for state, reason, where in states if state in _STATES]
     for wanted in ("running", "waiting", "cancelled"):

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -130,7 +130,9 @@ def answer(value: Mapping[str, Any]) -> None:
     print(json.dumps(value))
 
 
-def words_of(folder: Path, hosts: Sequence[str], instances: int) -> list[str]:
+def words_of(folder: Path, hosts: Mapping[str, int]) -> list[str]:
     """Return the words after `podium` that train in a folder."""
-    more = ["--hosts", ",".join(hosts), "--join"] if len(hosts) > 1 else []
-    return ["train", str(folder / JOB / "recipe.yaml"), "--out", str(folder), "--instances", str(instances), *more]
+    words = ["train", str(folder / JOB / "recipe.yaml"), "--out", str(folder)]
+    if len(hosts) == 1:
+        return [*words, "--instances", str(*hosts.values())]
+    return [*words, "--hosts", ",".join(f"{host}:{count}" for host, count in hosts.items()), "--join"]
