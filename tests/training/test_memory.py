@@ -1,13 +1,15 @@
 """Memory: a training that cannot fit is refused with what to change; one that fits is never held up or changed."""
 
+import weakref
+
 import pytest
 import torch
 
-from podium.machine.memory import peak_bytes, reset_peak, resident_bytes
+from podium.contract import Loss
+from podium.engine.losses import PendingLosses
 from podium.recipe.loading import load_recipe
 from podium.training import memory
 from podium.training.build import build_training
-from podium.training.validation import validate
 from tests.support.processes import assert_user_error, podium_here, run_files
 from tests.support.recipes import TINY
 
@@ -78,16 +80,13 @@ def test_no_trial_takes_more_than_a_share_of_the_available_memory(monkeypatch):
     assert memory._affordable(training, 10**12) == 2
 
 
-def test_validation_takes_no_new_memory_for_every_micro_batch():
-    """Losses of earlier micro-batches would keep the allocator from using large blocks again."""
-    sizes = ["valid.micro=8", "workload.model.vocabulary=20000", "workload.data.length=12"]
-    training = built("gpt2", *sizes, "workload.data.test_samples=96")
-    if not reset_peak():
-        pytest.skip("this system does not tell the peak of a process's memory")
-    before = resident_bytes()
-    validate(training)
-    logits = 8 * 12 * 20000 * 4
-    assert peak_bytes() - before < 6 * logits + (50 << 20)
+def test_losses_of_earlier_passes_keep_no_tensor_between_blocks_that_are_used_again():
+    pending, total = PendingLosses(), torch.tensor(1.5) * 2
+    kept = weakref.ref(total)
+    pending.add(Loss(total, 4, {"accuracy": (torch.tensor(3), 4)}))
+    del total
+    assert kept() is None
+    assert pending.collect().means() == {"loss": 0.75, "accuracy": 0.75}
 
 
 def test_a_trial_leaves_the_model_and_random_numbers_as_they_are():
