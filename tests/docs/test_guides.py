@@ -30,7 +30,8 @@ SHORT = {
         "workload.data.max_samples=20000": "workload.data.max_samples=160",
     },
     "bert-four-devices": {
-        "batch.micro=2": "batch.micro=2 workload.model={size:custom,layers:12,hidden:64,heads:4}",
+        "batch.micro=2": "batch.micro=2 workload.model.size=custom workload.model.layers=12 "
+        "workload.model.hidden=64 workload.model.heads=4",
         "train.length=20up": "train.length=2up",
     },
     "unet-large-batches": {

@@ -7,6 +7,7 @@ from podium.rehearse.indexed_job import IndexedJob
 from podium.submit.kubernetes.job import plan_pods
 from podium.submit.kubernetes.manifests import manifests
 from podium.submit.site import site_from_tree
+from podium.submit.target import Wishes
 
 RECIPE = load_recipe("mnist", ["batch.replicas=4"])
 SITE = site_from_tree(
@@ -39,7 +40,9 @@ class Job(IndexedJob):
 
     def __init__(self) -> None:
         self.pods: dict[int, list[Scripted]] = {0: [], 1: []}
-        spec = manifests(plan_pods("try", RECIPE, SITE, pods=2, per_pod=1), SITE, RECIPE.tree(), 1)[0]["spec"]
+        spec = manifests(plan_pods("try", RECIPE, SITE, Wishes(nodes=(2, 2), per_node=1)), SITE, RECIPE.tree(), 1)[0][
+            "spec"
+        ]
         super().__init__(spec, self._start, backoff_s=0.0)
         self.step()
 

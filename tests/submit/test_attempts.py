@@ -64,6 +64,7 @@ def test_the_largest_count_that_can_carry_the_recipe_is_taken_on_whatever_nodes_
                 assert count >= max(
                     (number for number in possible_instances(replicas, stages, 1) if number <= 4), default=0
                 )
+    assert choose_instances(JobFacts(num_replicas=7, num_stages=1, per_node=4, requeues=0), 3) == (2, 7)
     with pytest.raises(UserError, match="ask for more"):
         choose_instances(JobFacts(num_replicas=1, num_stages=8, per_node=2, requeues=0), 3)
 

@@ -32,6 +32,7 @@ def kube(hosts, tmp_path, monkeypatch) -> Iterator[Kube]:
     with running_kube(tmp_path, names) as running:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        monkeypatch.setenv("PODIUM_STATE", str(tmp_path / "state"))
         monkeypatch.setenv("WANDB_API_KEY", "not-to-be-seen-anywhere")
         (tmp_path / "runs").mkdir()
         (tmp_path / "site.yaml").write_text(SITE.format(python=sys.executable, folder=tmp_path / "runs"))

@@ -17,6 +17,7 @@ from podium.submit.kubernetes.job import host_names, plan_pods
 from podium.submit.kubernetes.manifests import KIND, as_yaml, manifests
 from podium.submit.kubernetes.words import pod_name
 from podium.submit.site import site_from_tree
+from podium.submit.target import Wishes
 
 RECIPE = load_recipe("mnist", ["batch.replicas=4"])
 PORT = RECIPE.launch.port
@@ -53,7 +54,7 @@ VERSIONS = ("1.31", "1.34", "1.37")
 
 def objects_of(kind: str, **changed: object) -> list[dict]:
     site = site_from_tree({**SITE, "kubernetes": {**SITE["kubernetes"], "kind": kind, **changed}})
-    return manifests(plan_pods("Neuron_quick-001", RECIPE, site), site, RECIPE.tree(), PORT)
+    return manifests(plan_pods("Neuron_quick-001", RECIPE, site, Wishes(nodes=(2, 2))), site, RECIPE.tree(), PORT)
 
 
 def pod_specs(thing: object) -> list[dict]:
@@ -177,7 +178,7 @@ def test_hosts_are_named_as_the_name_service_has_them(kind):
     assert host_names("a", "job", 2) == ("a-0.a", "a-1.a")
     assert host_names("a", "trainjob", 2) == ("a-node-0-0.a", "a-node-0-1.a")
     assert host_names("a", "pytorchjob", 2) == ("a-master-0", "a-worker-0")
-    assert "engine.threads=2" in words  # 8 cores for 4 replicas: in a pod, `auto` would count those of the whole node
+    assert "engine.threads=4" in words  # 8 cores for 2 instances: in a pod, `auto` would count those of the whole node
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_a_site_that_cannot_be_meant_is_one_sentence(changed, part):
 
 def test_one_pod_needs_no_names_and_no_secret_of_hosts():
     site = site_from_tree({**SITE, "node": {"devices": 4}})
-    objects = manifests(plan_pods("one", RECIPE, site), site, RECIPE.tree(), PORT)
+    objects = manifests(plan_pods("one", RECIPE, site, Wishes()), site, RECIPE.tree(), PORT)
     assert [one["kind"] for one in objects] == ["Job", "ConfigMap"]
     words = pod_specs(objects)[0]["containers"][0]["command"]
     assert "--hosts" not in words

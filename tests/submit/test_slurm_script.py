@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from podium.errors import UserError
 from podium.recipe.loading import load_recipe
 from podium.recipe.reading import read_yaml
 from podium.runs.folder import JOB
@@ -119,8 +118,7 @@ def test_threads_are_settled_when_a_job_is_submitted_so_that_its_bits_do_not_dep
     prepared = SlurmTarget().prepare(request)
     assert "--cpus-per-task=6" in prepared.files[f"{JOB}/batch.sh"]
     assert "threads: 6" in prepared.files[f"{JOB}/recipe.yaml"]
-    with pytest.raises(UserError, match="cannot carry"):
-        find_shape(request.recipe, site, Wishes(nodes=(3, 3)))
+    assert find_shape(request.recipe, site, Wishes(nodes=(3, 3))).per_node == 3  # 3 + 3 + 2
 
 
 def test_a_title_cannot_leave_its_comment(tmp_path, monkeypatch):

@@ -26,9 +26,10 @@ def rehearse(
     keep: Annotated[
         Path | None, typer.Option(help="New folder for the runs and logs of the rehearsal.", show_default="removed")
     ] = None,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to train, beside restarts.")] = 12.0,
 ) -> None:
     """Run a job small, here, as its target would: preempted, timed out, losing a node; and compare the weights."""
     from podium.commands.rehearse import rehearse
 
-    if not rehearse(target.value, recipe, overrides or [], site, keep):
+    if not rehearse(target.value, recipe, overrides or [], site, keep, seconds):
         raise typer.Exit(1)

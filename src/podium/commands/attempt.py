@@ -28,7 +28,7 @@ def begin(job: Path, run: Path, nodes: list[str]) -> None:
     print("resume" if going else "train")
     print(f"--nodes={len(hosts)}")
     print(f"--ntasks={count}")
-    print(f"--ntasks-per-node={count // len(hosts)}")
+    print(f"--ntasks-per-node={-(-count // len(hosts))}")
     print(f"--nodelist={','.join(hosts)}")
 
 

@@ -13,7 +13,7 @@ def check() -> None:
 def start(run: Path, host: str) -> None:
     """Start this host's part of a run."""
     wanted = on_host.given()
-    words = on_host.words_of(run, [str(host) for host in wanted["hosts"]], int(wanted["instances"]))
+    words = on_host.words_of(run, {str(name): int(count) for name, count in dict(wanted["hosts"]).items()})
     on_host.answer({"pid": on_host.start(on_host.Part(run, host), {**wanted, "words": words})})
 
 
@@ -24,5 +24,4 @@ def state(run: Path, host: str) -> None:
 
 def stop(run: Path, host: str) -> None:
     """Have this host's part save and end."""
-    on_host.stop(on_host.Part(run, host))
-    on_host.answer({})
+    on_host.answer({"stopped": on_host.stop(on_host.Part(run, host))})

@@ -17,14 +17,16 @@ from podium.submit.target import Wishes
 from podium.ui import console
 from podium.ui.table import Table
 
-#: updates of the first trial, which tells how long they take; of the rehearsal, which takes about so many seconds
-_TRIED, _FEWEST, _MOST, _SECONDS = 6, 16, 2000, 12.0
+#: updates of the first trial, which tells how long they take; and of the rehearsal
+_TRIED, _FEWEST, _MOST = 6, 16, 2000
 _NUM_CHECKPOINTS = 16
 #: what a rehearsal adds beside the words of the user
 _OWN = ["launch.timeout=20"]
 
 
-def rehearse(target: TargetName, name: str, overrides: list[str], site: str | None, keep: Path | None) -> bool:
+def rehearse(
+    target: TargetName, name: str, overrides: list[str], site: str | None, keep: Path | None, seconds: float
+) -> bool:
     """Print what became of a job; return whether it survived everything with the weights that it should have."""
     known = load_site(site, target)
     recipe = load_recipe(name, overrides)
@@ -41,9 +43,8 @@ def rehearse(target: TargetName, name: str, overrides: list[str], site: str | No
 
         num_updates = _TRIED
         tell("one instance, to see how long an update takes", 0)
-        words = _trainable(folder / "first", name, words)
-        _, update_s = undisturbed(folder / "second", name, [*words, *quick_overrides(recipe, _TRIED)])
-        num_updates = max(_FEWEST, min(_MOST, int(_SECONDS / max(update_s, 1e-4))))
+        words, update_s = _tried(folder, name, words)
+        num_updates = max(_FEWEST, min(_MOST, int(seconds / max(update_s, 1e-4))))
         short = quick_overrides(recipe, num_updates, max(1, num_updates // _NUM_CHECKPOINTS))
         tell("one instance, undisturbed", 0)
         expected, _ = undisturbed(folder / "alone", name, [*words, *short])
@@ -70,15 +71,16 @@ def _stage(target: TargetName, job: SmallJob) -> Stage:
     return SshStage(job)
 
 
-def _trainable(folder: Path, name: str, words: list[str]) -> list[str]:
-    """Return the words, with a simpler schedule where that of the recipe does not fit so few updates."""
+def _tried(folder: Path, name: str, words: list[str]) -> tuple[list[str], float]:
+    """Return the words, with a simpler schedule where that of the recipe does not fit so few updates, and the seconds
+    of an update."""
+    short = quick_overrides(load_recipe(name, words), _TRIED)
     try:
-        undisturbed(folder, name, [*words, *quick_overrides(load_recipe(name, words), _TRIED)])
+        return words, undisturbed(folder / "first", name, [*words, *short])[1]
     except UserError as error:
         if "schedule." not in str(error):
             raise
-        return [*words, *SIMPLER]
-    return words
+    return [*words, *SIMPLER], undisturbed(folder / "second", name, [*words, *short, *SIMPLER])[1]
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """`podium submit`, `jobs`, `status`, `logs`, `cancel`: from the words of the command to a target, and back."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def _show(prepared: Prepared) -> None:
         sys.stdout.write(visible_lines(text) + "\n")
         sys.stdout.flush()
     for command in prepared.commands:
-        out.print("$ " + visible(" ".join(command)), markup=False, highlight=False, soft_wrap=True)
+        out.print("$ " + visible(shlex.join(command)), markup=False, highlight=False, soft_wrap=True)
     for note in prepared.notes:
         say(note)
 

@@ -11,6 +11,7 @@ from podium.submit.kubernetes.job import plan_pods
 from podium.submit.kubernetes.manifests import manifests
 from podium.submit.kubernetes.section import VolumeSection
 from podium.submit.site import ContainerSection
+from podium.submit.target import Wishes
 
 #: Kubernetes waits ten seconds before a failed pod is replaced, then longer
 _BACKOFF_S = 1.0
@@ -35,8 +36,7 @@ class KubernetesStage:
             job.run.name,
             job.recipe,
             site,
-            pods=job.num_hosts,
-            per_pod=job.per_host,
+            Wishes(nodes=(job.num_hosts, job.num_hosts), per_node=job.per_host),
             addresses=ADDRESSES,
             recipe_file=str(job.recipe_file),
         )

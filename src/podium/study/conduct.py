@@ -260,7 +260,7 @@ class Conductor:
         elif active.words[0] == "extend" and code == _MISTAKE and not run.path.exists():
             self._anew.add(number)
             self._display.say(f"run {number} is trained from the start, as {_last_sentence(text, code)}")
-            self._put(record.but(state="waiting", ended=None))
+            self._put(record.but(state="waiting", ended=None, seconds=0.0))
         elif code == _MISTAKE and number == min(self.log.records):
             # Most likely it is one of the whole study: nothing else is worth starting.
             self._put(record.but(state="waiting", reason=_last_sentence(text, code)))
@@ -389,6 +389,7 @@ def _forgotten(record: RunRecord, length: str) -> RunRecord:
         seed=record.seed,
         reason=f"grows from {record.length} to {length}",
         length=length,
+        seconds=record.seconds,
     )
 
 

@@ -74,7 +74,7 @@ def choose_instances(facts: JobFacts, num_nodes: int) -> tuple[int, int]:
     best = (0, 0)
     for nodes in range(1, num_nodes + 1):
         for count in possible_instances(facts.num_replicas, facts.num_stages, nodes):
-            if count % nodes == 0 and count <= nodes * facts.per_node and count > best[1]:
+            if best[1] < count <= nodes * facts.per_node:
                 best = (nodes, count)
     if not best[1]:
         raise UserError(

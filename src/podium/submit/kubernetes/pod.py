@@ -101,7 +101,7 @@ def _container(pods: Pods, site: Site) -> Tree:
         **({"imagePullPolicy": section.pull_policy} if section.pull_policy else {}),
         "command": command,
         "env": _environment(pods, site),
-        "resources": _resources(site),
+        "resources": _resources(pods, site),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -127,13 +127,13 @@ def _from_secret(name: str, secret: str, key: str) -> Tree:
     return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
 
 
-def _resources(site: Site) -> Tree:
+def _resources(pods: Pods, site: Site) -> Tree:
     """Return the same as request and limit: such pods are evicted last, and may have cores of their own."""
     amounts: dict[str, str] = {"memory": site.kubernetes.memory}
     if site.node.cores:
         amounts["cpu"] = str(site.node.cores)
-    if site.node.devices:
-        amounts[site.kubernetes.device] = str(site.node.devices)
+    if pods.devices:
+        amounts[site.kubernetes.device] = str(pods.devices)
     return {"requests": dict(amounts), "limits": amounts}
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from podium.recipe.durations import Seconds
 from podium.recipe.section import Section
@@ -86,8 +86,6 @@ class KubernetesSection(Section):
     #: the node's own inter-process communication, and memory that stays in place: where a network card needs it
     host_ipc: bool = False
     ipc_lock: bool = False
-    #: pods: as many of `devices`, or of instances on CPUs, in each
-    instances_per_pod: PositiveInt | None = None
 
     @field_validator("secrets")
     @classmethod

@@ -120,14 +120,7 @@ def _planned(request: Request, name: str | None = None) -> tuple[Pods, list[Tree
         )
     if name is None:
         name = check_name(PurePosixPath(wishes.out).name) if wishes.out else free_name(request.what, set())
-    pods = plan_pods(
-        name,
-        request.recipe,
-        site,
-        pods=wishes.nodes[1] if wishes.nodes else None,
-        per_pod=wishes.per_node,
-        time_limit_s=wishes.time_s,
-    )
+    pods = plan_pods(name, request.recipe, site, wishes)
     check_section(site.kubernetes, pods)
     return pods, manifests(pods, site, request.recipe.tree(), request.recipe.launch.port)
 

@@ -59,12 +59,8 @@ def _nodes_needed(replicas: int, stages: int, room: int) -> tuple[int, int]:
 
 
 def _per_node(replicas: int, stages: int, nodes: int, room: int, most: int) -> int:
-    counts = [
-        count
-        for count in possible_instances(replicas, stages, nodes)
-        if count % nodes == 0 and count <= min(nodes * room, most)
-    ]
+    counts = [count for count in possible_instances(replicas, stages, nodes) if count <= min(nodes * room, most)]
     if not counts:
         build_topology(replicas, nodes * room, tuple(f"node {number + 1}" for number in range(nodes)), stages)
         raise UserError(f"{nodes} nodes cannot carry the recipe: give --tasks-per-node")
-    return max(counts) // nodes
+    return math.ceil(max(counts) / nodes)

@@ -33,6 +33,4 @@ def parse_hosts(text: str | None, site: Site) -> list[HostPart]:
         if not _HOST.fullmatch(host) or not (not count or (count.isdecimal() and 1 <= int(count) <= 4096)):
             raise UserError(f"--hosts: {one!r}: expected a host with its number of instances, such as a:4 or me@b:4")
         parts.append(HostPart(host, int(count or 1)))
-    if len({part.instances for part in parts}) > 1:
-        raise UserError(f"--hosts {','.join(named)}: every host must carry the same number of instances")
     return parts

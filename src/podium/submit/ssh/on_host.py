@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -106,12 +106,13 @@ def state(part: Part) -> dict[str, Any]:
     return {"pid": process.pid if process else None, "code": int(code) if code.isdecimal() else None}
 
 
-def stop(part: Part) -> None:
-    """Have this host's part save and end."""
+def stop(part: Part) -> bool:
+    """Have this host's part save and end, and with it those of the others; return whether it was there."""
     process = _alive(part)
     if process is not None:
         for child in process.children():
             child.terminate()
+    return process is not None
 
 
 def _alive(part: Part) -> psutil.Process | None:
@@ -130,7 +131,9 @@ def answer(value: Mapping[str, Any]) -> None:
     print(json.dumps(value))
 
 
-def words_of(folder: Path, hosts: Sequence[str], instances: int) -> list[str]:
+def words_of(folder: Path, hosts: Mapping[str, int]) -> list[str]:
     """Return the words after `podium` that train in a folder."""
-    more = ["--hosts", ",".join(hosts), "--join"] if len(hosts) > 1 else []
-    return ["train", str(folder / JOB / "recipe.yaml"), "--out", str(folder), "--instances", str(instances), *more]
+    words = ["train", str(folder / JOB / "recipe.yaml"), "--out", str(folder)]
+    if len(hosts) == 1:
+        return [*words, "--instances", str(*hosts.values())]
+    return [*words, "--hosts", ",".join(f"{host}:{count}" for host, count in hosts.items()), "--join"]

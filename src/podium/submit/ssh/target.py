@@ -45,9 +45,9 @@ class SshTarget:
         parts = parse_hosts(wishes.hosts, site)
         total = sum(part.instances for part in parts)
         recipe = request.recipe
-        build_topology(
-            recipe.batch.num_replicas, total, tuple(part.address for part in parts), recipe.parallel.num_stages
-        )
+        addresses, sizes = tuple(part.address for part in parts), tuple(part.instances for part in parts)
+        batch, parallel = recipe.batch, recipe.parallel
+        build_topology(batch.num_replicas, total, addresses, parallel.num_stages, parallel.stage_layers, sizes)
         name = check_name(PurePosixPath(wishes.out).name) if wishes.out else free_name(request.what, set())
         above = _shell(parts[0], site).absolute(site.ssh.folder)
         folder = above / (wishes.out or f"runs/{name}")
@@ -75,9 +75,8 @@ class SshTarget:
                 _shell(part, site).write_new(prepared.folder, prepared.files)
                 begun.append(part)
             for part in parts:
-                total = sum(one.instances for one in parts)
-                addresses = [one.address for one in parts]
-                wanted = {"hosts": addresses, "instances": total, "environment": environment}
+                hosts = {one.address: one.instances for one in parts}
+                wanted = {"hosts": hosts, "environment": environment}
                 _ask(part, site, "start", prepared.folder, wanted)
         except UserError:
             for part in begun:
@@ -132,8 +131,10 @@ class SshTarget:
     def cancel(self, job: JobRecord) -> None:
         """Have every host's part save and end."""
         site, parts = _of(job)
+        # They agree on when to stop: a second signal would find those of the other hosts as they end.
         for part in parts:
-            _ask(part, site, "stop", PurePosixPath(job.folder), {})
+            if _ask(part, site, "stop", PurePosixPath(job.folder), {}).get("stopped"):
+                return
 
 
 def _shell(part: HostPart, site: Site) -> Shell:
