@@ -56,7 +56,7 @@ def test_nothing_is_planned_from_nothing(state, times):
     assert_user_error(podium_here("plan", "mnist", "replicas=4", "--instances", 4, "--hosts", 2), "--network ethernet")
     assert_user_error(podium_here("plan", "mnist", "replicas=8..4"), "expected a range such as replicas=1..1024")
     assert_user_error(
-        podium_here("plan", "mnist", "replicas=4", "--instances", 3), "3 instances on 1 host cannot carry"
+        podium_here("plan", "mnist", "replicas=4", "--instances", 5), "5 instances on 1 host cannot carry"
     )
     assert_user_error(podium_here("plan", "mnist", "parallel.stages=2"), "plans are for instances that hold the whole")
     assert_user_error(podium_here("plan", "--from", times, "--scaling", "both"), "expected weak or strong")
