@@ -26,3 +26,43 @@ def report(
     from podium.commands.report import report
 
     report(folders, out, target)
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
+
+
+def compare(folders: Folders, json: Json = False) -> None:
+    """Show runs beside each other: results, costs, what differs in recipe and environment."""
+    from podium.commands.compare import compare_runs
+    from podium.commands.report import compared
+
+    compare_runs(compared(folders)[0], "json" if json else "table")
+
+
+def runs(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="Where to look for runs.", show_default="runs")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="Metric of the validation to show.")] = "valid/loss",
+    sort: Annotated[str, typer.Option(help="name, state, best, rate or age.")] = "name",
+    json: Json = False,
+    csv: Csv = False,
+) -> None:
+    """List runs: state, best metric, rate, age."""
+    from podium.commands.compare import list_runs
+    from podium.errors import UserError
+
+    if json and csv:
+        raise UserError("--json and --csv exclude each other")
+    list_runs(folder, metric, sort, "json" if json else "csv" if csv else "table")
+
+
+def board(
+    folders: Folders,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any that is free.")] = 6006,
+) -> None:
+    """Open TensorBoard on runs, on this machine only, with their hyper-parameters."""
+    from podium.commands.board import board
+
+    board(folders, port)

@@ -9,7 +9,7 @@ from podium.errors import UserError
 from podium.report.page import Comparison, StudyView, compare, write_report
 from podium.report.reading import find_runs, names_of, read_runs
 from podium.report.solution import Target, parse_target, recommendation
-from podium.report.tables import solution_table
+from podium.report.tables import brief_solution_table
 from podium.study.folder import StudyFolder, open_study
 from podium.ui.console import clock_text, out, say, show_table, warn
 from podium.ui.table import Table
@@ -73,7 +73,9 @@ def show_solution(comparison: Comparison) -> None:
     """Print what each choice took to reach the target, and what to train with."""
     assert comparison.target is not None
     groups = comparison.groups()
-    table = solution_table(groups, comparison.keys)
-    more = f"{len(table.rows) - _MAX_ROWS} more rows in the page" if len(table.rows) > _MAX_ROWS else ""
-    show_table(Table(f"Time to {comparison.target}", table.columns, table.rows[:_MAX_ROWS], more))
+    table = brief_solution_table(groups, comparison.keys)
+    left = len(table.rows) - _MAX_ROWS
+    notes = [table.caption, f"{left} more rows in the page" if left > 0 else ""]
+    caption = "; ".join(filter(None, notes))
+    show_table(Table(f"Time to {comparison.target}", table.columns, table.rows[:_MAX_ROWS], caption))
     say(recommendation(groups, comparison.target))

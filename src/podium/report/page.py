@@ -226,6 +226,7 @@ def _row(comparison: Comparison, facts: RunFacts, state: str | None, solution: S
     }
     if solution is not None:
         row["reached"] = None if solution.seconds is None else short(solution.seconds)
+        row["reached_at"] = solution.update
     return row
 
 

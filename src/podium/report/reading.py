@@ -64,6 +64,11 @@ class RunFacts:
         instances = int((self.summary.get("topology") or {}).get("instances", 1))
         return instances * (int(self.environment.get("threads_per_replica") or 1) if self.device == "cpu" else 1)
 
+    def count(self, key: str) -> int:
+        """Return a number of the recipe that counts something, 1 where it has none."""
+        value = self.recipe.get(key)
+        return value if isinstance(value, int) and value > 0 else 1
+
     @property
     def device_name(self) -> str:
         """What devices are called where they are counted."""
@@ -90,8 +95,9 @@ class RunFacts:
     @property
     def energy_j(self) -> float | None:
         """The energy of processors and accelerators, None where it was not measured."""
-        energy = self.summary.get("energy") or {}
-        known = [float(energy[name]) for name in ("processor_j", "accelerator_j") if name in energy]
+        energy = self.summary.get("energy")
+        values = [energy.get(name) for name in ("processor_j", "accelerator_j")] if isinstance(energy, dict) else []
+        known = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
         return math.fsum(known) if known else None
 
 

@@ -44,7 +44,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Solution:
-    """How one run came to the target; without `seconds`: it did not."""
+    """How one run came to the target; without `update`: it did not. Without `seconds`: its records have no times."""
 
     facts: RunFacts
     best: float | None
@@ -68,19 +68,16 @@ class Group:
 
     @property
     def replicas(self) -> int:
-        return int(self.solutions[0].facts.recipe.get("batch.replicas") or 1)
+        return self.solutions[0].facts.count("batch.replicas")
 
     @property
     def global_batch(self) -> int:
-        recipe = self.solutions[0].facts.recipe
-        whole = recipe.get("batch.global")
-        if isinstance(whole, int):
-            return whole
-        return int(recipe.get("batch.micro") or 1) * int(recipe.get("batch.accumulation") or 1) * self.replicas
+        facts = self.solutions[0].facts
+        return facts.count("batch.micro") * facts.count("batch.accumulation") * self.replicas
 
     @property
     def reached(self) -> list[Solution]:
-        return [solution for solution in self.solutions if solution.seconds is not None]
+        return [solution for solution in self.solutions if solution.update is not None]
 
     @property
     def complete(self) -> bool:
@@ -132,9 +129,8 @@ def solve(facts: RunFacts, target: Target) -> Solution:
     values = [value for _, value in found]
     best = (min(values) if target.less_is_better else max(values)) if values else None
     for at, value in found:
-        seconds = _at(facts, "time/total_s", at)
-        if target.reached(value) and seconds is not None:
-            update = int(facts.columns["update"][at])
+        if target.reached(value):
+            update, seconds = int(facts.columns["update"][at]), _at(facts, "time/total_s", at)
             return Solution(facts, best, update, _at(facts, "samples", at), seconds, _energy_until(facts, at))
     return Solution(facts, best)
 
@@ -178,6 +174,9 @@ def recommendation(groups: Sequence[Group], target: Target) -> str:
     complete = [group for group in groups if group.complete]
     if not complete:
         return _not_reached(groups, target)
+    complete = [group for group in complete if group.spread("seconds") is not None]
+    if not complete:
+        return "reached, but the records of these runs do not say when: no choice can be recommended"
     fastest = min(complete, key=lambda group: _time(group)[0])
     alike = [group for group in complete if _overlap(_time(group), _time(fastest))]
     chosen = min(alike, key=lambda group: (_cost(group), _time(group)[0]))
@@ -188,10 +187,12 @@ def recommendation(groups: Sequence[Group], target: Target) -> str:
     )
     if len(groups) == 1:
         return f"{sentence}; nothing else was tried"
-    if chosen is not fastest:
+    tied = [group for group in alike if group is not chosen]
+    if tied:
+        other = min(tied, key=lambda group: _time(group)[0])
         return (
-            f"{sentence}. {_counted(fastest.replicas, 'replica')} with {fastest.global_batch:,} took "
-            f"{_interval(_time(fastest))}, which cannot be told apart from it, and more {device}-hours"
+            f"{sentence}. {_counted(other.replicas, 'replica')} with {other.global_batch:,}{_others(other)} took "
+            f"{_interval(_time(other))}, which cannot be told apart from it, and {number(_cost(other))} {device}-hours"
         )
     rest = [group for group in complete if group is not chosen]
     if not rest:
@@ -250,13 +251,8 @@ def _others(group: Group) -> str:
 
 
 def _interval(spread: tuple[float, float, float]) -> str:
-    middle, least, most = spread
-    shown = clock_text(middle) if middle >= 10 else f"{middle:.2g} s"
-    if least == most:
-        return shown
-    return f"{shown} ({clock_text(least) if middle >= 10 else f'{least:.2g} s'} … " + (
-        f"{clock_text(most)})" if middle >= 10 else f"{most:.2g} s)"
-    )
+    middle, least, most = (clock_text(one) if spread[0] >= 60 else f"{one:.2g} s" for one in spread)
+    return middle if least == most else f"{middle} ({least} … {most})"
 
 
 def _counted(count: int, name: str) -> str:

@@ -27,7 +27,7 @@ class Stretch:
 def run_stretches(facts: RunFacts) -> list[Stretch]:
     """Return the stretches of one run in order; none where it has not begun."""
     topology = facts.summary.get("topology") or {}
-    ends = tuple(topology.get(name) for name in _COUNTS)
+    ends = tuple(value if isinstance(value := topology.get(name), int) else None for name in _COUNTS)
     found: list[Stretch] = []
     for at in range(facts.num_records):
         update = int(facts.columns["update"][at])

@@ -125,6 +125,15 @@ def phases_of(seconds: Mapping[str, float]) -> list[dict[str, Any]]:
     ]
 
 
+def brief_solution_table(groups: Sequence[Group], keys: Sequence[str]) -> Table:
+    """Return the same for a terminal: costs without their range, energy only where some of it is known."""
+    table = solution_table(groups, keys)
+    rows = [[*row[:-2], row[-2].partition(" (")[0], row[-1].partition(" (")[0]] for row in table.rows]
+    if any(row[-1] not in ("unknown", "–") for row in rows):
+        return Table(table.title, table.columns, rows)
+    return Table(table.title, table.columns[:-1], [row[:-1] for row in rows], "energy: unknown, as it was not measured")
+
+
 def solution_table(groups: Sequence[Group], keys: Sequence[str]) -> Table:
     """Return what each choice took to reach the target, the fastest first: median over seeds, least and most."""
     varied = [key for key in keys if key != "seed"][:_MAX_KEYS]
@@ -136,12 +145,12 @@ def solution_table(groups: Sequence[Group], keys: Sequence[str]) -> Table:
         rows.append(
             [
                 *([facts.name] if not varied else []),
-                *(visible(written(group.values.get(key))) for key in varied),
+                *(_value(group.values.get(key)) for key in varied),
                 f"{group.global_batch:,}",
                 str(facts.num_devices),
-                _spread(seconds, seconds_text) if seconds else "not reached",
+                _spread(seconds, seconds_text) if seconds else "unknown" if group.reached else "not reached",
                 f"{len(group.reached)} of {len(group.solutions)}",
-                _spread(hours, number) if hours else "–",
+                _spread(hours, number) if hours else "unknown" if group.reached else "–",
                 _spread(energy, energy_text) if energy else "unknown" if group.reached else "–",
             ]
         )
@@ -149,6 +158,10 @@ def solution_table(groups: Sequence[Group], keys: Sequence[str]) -> Table:
     names = short_names(varied) if varied else ["run"]
     columns = [*names, "global batch", f"{device}s", "time", "seeds", f"{device}-hours", "energy"]
     return Table("Time to solution", columns, rows)
+
+
+def _value(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else visible(written(value))
 
 
 def seconds_text(seconds: float) -> str:

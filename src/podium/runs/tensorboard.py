@@ -102,6 +102,19 @@ def _write_prediction(folder: Path, update: int, prediction: Prediction, model: 
             old.unlink()
 
 
+def write_summaries(folder: Path, summaries: Iterable[Any], update: int) -> None:
+    """Write summaries of TensorBoard's plugins as an event file of their own."""
+    from tensorboard.compat.proto import event_pb2
+
+    event: Any = event_pb2
+    now = time.time()
+    events = [event.Event(wall_time=now, file_version=_VERSION)]
+    events += [event.Event(wall_time=now, step=update, summary=summary) for summary in summaries]
+    path = folder / f"{_file_name(now)}.hparams"
+    with writing(path):
+        write_new(path, [_framed(events)])
+
+
 def _image(summary: Any, path: Path) -> Any:
     data = read_limited(path, _MAX_PICTURE_BYTES)
     with Image.open(io.BytesIO(data)) as image:

@@ -1,7 +1,8 @@
 """Self-contained HTML pages: one look, one plotting library, data embedded so that it stays data.
 
 A page is a template that extends `base.html.j2` and lives beside whoever writes it, its numbers, which its scripts get
-with `Podium.data()`, and its scripts. Files for all pages are in `pages`: the style, the plots (`plots.js`), uPlot.
+with `Podium.data()`, and its scripts. Files for all pages are in `pages`: the style, what
+scripts share (`page.js`), the plots (`plots.js`), uPlot.
 
 Nothing is loaded from elsewhere, and no script runs but those written into the page here, whatever a name or a value
 contains: the page's Content-Security-Policy lists their checksums.
@@ -49,7 +50,7 @@ def render_page(
     loader = environment.loader
     assert loader is not None
     own = [loader.get_source(environment, name)[0] for name in scripts]
-    theme, all_scripts = _shared("theme.js"), [_uplot(), _shared("plots.js"), *own]
+    theme, all_scripts = _shared("theme.js"), [_uplot(), _shared("page.js"), _shared("plots.js"), *own]
     return environment.get_template(template).render(
         title=title,
         version=__version__,

@@ -19,7 +19,7 @@ if (!single) (() => {
     columns.push({ name: "at update", alias: "at", value: (run) => run.best_update });
     columns.push({ name: "last", value: (run) => run.last });
   }
-  if (report.target) columns.push({ name: `time to ${report.target}`, alias: "reached", value: (run) => run.reached, text: (value) => (value == null ? "not reached" : clock(value)) });
+  if (report.target) columns.push({ name: `time to ${report.target}`, alias: "reached", value: (run) => run.reached, text: (value, run) => (value != null ? clock(value) : run.reached_at != null ? "unknown" : "not reached") });
   columns.push(
     { name: "samples/s", alias: "rate", value: (run) => run.rate },
     { name: "time", value: (run) => run.seconds, text: clock },
@@ -31,7 +31,7 @@ if (!single) (() => {
   );
   const text = (column, run) => {
     const value = column.value(run);
-    if (column.text) return column.text(value);
+    if (column.text) return column.text(value, run);
     return typeof value === "number" ? number(value) : value == null || value === "" ? "–" : String(value);
   };
 
@@ -159,7 +159,7 @@ if (!single) (() => {
       const known = cells.map((one) => one.middle).filter((one) => one != null);
       const best = known.length ? (value.less ? Math.min(...known) : Math.max(...known)) : null;
       return element("tr", {}, element("th", { scope: "row" }, typeof row === "number" ? number(row) : String(row)), ...cells.map(({ runs, values, middle }) => {
-        if (middle == null) return element("td", {}, runs.length ? (value === VALUES.reached ? "not reached" : "–") : "");
+        if (middle == null) return element("td", {}, runs.length ? (value === VALUES.reached && runs.every((run) => run.reached_at == null) ? "not reached" : "–") : "");
         const low = Math.min(...values), high = Math.max(...values);
         const spread = values.length > 1 ? element("small", {}, `${value.text(low)} … ${value.text(high)}${values.length < runs.length ? `, ${values.length} of ${runs.length}` : ""}`) : null;
         return element("td", {}, element(middle === best ? "b" : "span", {}, value.text(middle)), spread);

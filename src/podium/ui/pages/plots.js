@@ -1,46 +1,8 @@
-// What Podium's pages share: the data of the page, numbers, the theme, and plots. uPlot draws axes and grid, and does
-// cursor and selection; lines are drawn here, each over its own x, because uPlot would align thousands of runs on one.
+// Plots. uPlot draws axes and grid, and does cursor and selection; lines are drawn here, each over its own x, because
+// uPlot would align thousands of runs on one.
 "use strict";
-const Podium = (() => {
-  const root = document.documentElement;
-  const plots = new Set();
-
-  /** The data that the page was written with. */
-  const data = () => JSON.parse(document.getElementById("data").textContent);
-
-  /** An element with attributes and children; text is always text, never markup. */
-  function element(tag, attributes = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-      else if (name === "style") Object.assign(made.style, value);
-      else if (value === true) made.setAttribute(name, "");
-      else if (value !== false && value != null) made.setAttribute(name, value);
-    }
-    made.append(...children.filter((child) => child != null));
-    return made;
-  }
-
-  const colour = (name) => (name.startsWith("--") ? getComputedStyle(root).getPropertyValue(name).trim() : name);
-  const PALETTE = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8", "--c9"];
-
-  /** A number with four significant digits, as the terminal shows it. */
-  function number(value) {
-    if (value == null || !Number.isFinite(value)) return "–";
-    const size = Math.abs(value);
-    if (value !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
-    if (size >= 1000) return Math.round(value).toLocaleString("en-US");
-    return String(Number(value.toPrecision(4)));
-  }
-
-  /** Seconds as a clock shows them: 3725 -> 1:02:05. */
-  function clock(seconds) {
-    if (seconds == null || !Number.isFinite(seconds)) return "–";
-    if (seconds < 10 && seconds !== Math.round(seconds)) return `${Number(seconds.toPrecision(2))} s`;
-    const whole = Math.round(seconds), hours = Math.floor(whole / 3600), minutes = Math.floor((whole % 3600) / 60);
-    const two = (part) => String(part).padStart(2, "0");
-    return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
-  }
+Object.assign(Podium, (() => {
+  const { element, colour, number, clock, plots } = Podium;
 
   /** An exponential average that forgets by the distance on x, so that thinning does not change it much. */
   function smoothed(x, y, weight) {
@@ -180,12 +142,14 @@ const Podium = (() => {
 
     padded(range, log, by, zero) {
       if (!range) return log ? [1, 10] : [0, 1];
-      let [low, high] = range;
+      const [low, high] = range;
+      // Values that rounding alone sets apart are one value: between them, no step of an axis could be taken.
+      const one = high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));
       if (log) {
-        const pad = (high / low) ** by * (high === low ? 1.2 : 1);
+        const pad = (high / low) ** by * (one ? 1.2 : 1);
         return [low / pad, high * pad];
       }
-      const pad = high > low ? (high - low) * by : Math.abs(high) * 0.1 || 1;
+      const pad = !one ? (high - low) * by : Math.abs(high) * 0.1 || 1;
       if (zero && low >= 0) return [0, high + pad];
       return [low >= 0 && low - pad < 0 ? Math.min(low, 0) : low - pad, high + pad];
     }
@@ -268,7 +232,7 @@ const Podium = (() => {
 
     /** Show a range of x, or all (null); `quiet`: do not tell others. */
     zoom(range, quiet = false) {
-      this.view = range && range[1] > range[0] ? range : null;
+      this.view = range && range[1] - range[0] > 1e-9 * Math.abs(range[1]) ? range : null;
       if (this.plot) {
         this.fit();
         this.leave();
@@ -434,30 +398,5 @@ const Podium = (() => {
     }
   }
 
-  function theme(name, keep = true) {
-    root.dataset.theme = name;
-    if (keep) try { localStorage.setItem("podium-theme", name); } catch (error) { /* not kept, then */ }
-    const button = document.getElementById("theme");
-    if (button) button.textContent = name === "dark" ? "Light" : "Dark";
-    for (const plot of plots) {
-      plot.describe();
-      if (plot.plot) plot.plot.redraw();
-    }
-    document.dispatchEvent(new Event("podium-theme"));
-  }
-
-  let before = null;
-  addEventListener("beforeprint", () => {
-    before = root.dataset.theme;
-    theme("light", false);
-    for (const plot of plots) plot.show();
-  });
-  addEventListener("afterprint", () => theme(before || "light", false));
-  document.addEventListener("DOMContentLoaded", () => {
-    const button = document.getElementById("theme");
-    if (button) button.addEventListener("click", () => theme(root.dataset.theme === "dark" ? "light" : "dark"));
-    theme(root.dataset.theme, false);
-  });
-
-  return { data, element, colour, PALETTE, number, clock, smoothed, nearest, Plot, plots, theme };
-})();
+  return { smoothed, nearest, Plot };
+})());
