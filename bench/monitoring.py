@@ -113,7 +113,7 @@ def profiler_row(name: str, recipe: Recipe, rounds: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What monitoring costs a training.")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=1.5, help="length of one training")
     parser.add_argument("--quick", action="store_true", help="2 short rounds; writes nothing")
     options = parser.parse_args()

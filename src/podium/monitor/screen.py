@@ -19,6 +19,12 @@ _COLOURS = ("cyan", "yellow", "magenta", "green")
 _TWO_DRAWINGS = 110
 _LEAST_DRAWING, _MOST_DRAWING = 6, 18
 _LEAST_LOG = 3
+#: how busy the host of instance 0 was, drawn after the metrics
+_BUSY = {
+    "system/cpu_percent": "processor, %",
+    "system/accelerator_percent": "accelerator, %",
+    "system/power_w": "power, W",
+}
 #: lines of a terminal that has room for why figures are unknown
 _REASONS_FROM = 20
 
@@ -96,7 +102,9 @@ def drawings_of(view: View) -> list[tuple[str, list[Curve]]]:
             known = names.setdefault(metric, [])
             if len(known) < len(_COLOURS):
                 known.append(Curve(visible(f"{split} {metric}"), points, _COLOURS[len(known)]))
-    order = {"loss": 0, "samples_per_second": 1, "lr": 2}
+        elif name in _BUSY and points:
+            names.setdefault(_BUSY[name], []).append(Curve(_BUSY[name], points))
+    order = {"loss": 0, "samples_per_second": 1, "lr": 2, **dict.fromkeys(_BUSY.values(), 3)}
     return sorted(
         ((name, curves) for name, curves in names.items() if curves), key=lambda pair: order.get(pair[0], 1.5)
     )
