@@ -36,7 +36,7 @@ def _allocations(nodes: list[Any]) -> Iterator[tuple[int, int, int]]:
     while remaining:
         node = remaining.pop()
         remaining += node.children
-        if node.tag == torch._C._profiler._EventType.Allocation:
+        if node.tag.name == "Allocation":
             fields = node.extra_fields
             yield node.start_time_ns, fields.ptr, fields.alloc_size
 
