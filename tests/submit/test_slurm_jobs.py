@@ -15,7 +15,7 @@ import pytest
 
 from podium.runs.folder import Run
 from podium.submit.attempts import JobFolder
-from tests.support.processes import num_records, podium_ended, podium_here, until
+from tests.support.processes import assert_user_error, num_records, podium_ended, podium_here, until
 from tests.support.recipes import recipe_of
 from tests.support.slurm import PATH, Slurm
 
@@ -175,8 +175,9 @@ def test_a_study_is_an_array_whose_elements_continue_by_themselves(slurm, submit
 
 
 def test_sbatch_that_refuses_leaves_nothing(submit, tmp_path):
-    done = podium_here("submit", "slurm", *SHORT, "--nodes", 4, "--tasks-per-node", 1, "--out", "none")
-    assert done.returncode == 2
+    Path("nowhere.yaml").write_text("slurm: {partition: nowhere}\n")
+    done = podium_here("submit", "slurm", *SHORT, "--site", "nowhere.yaml", "--out", "none")
+    assert_user_error(done, "sbatch on this machine failed: ", "artition")
     assert not (tmp_path / "none").exists()
 
 
