@@ -5,8 +5,8 @@
 Eight replicas on instances of one host, which share memory, and of several, which exchange messages over loopback. All
 places are measured in turn, round by round, so that other load on the machine affects them alike. The sums are those of
 a training (`summed_buffers`), in buckets and two lanes, without the passes. Where a number of instances cannot have
-blocks that are alike, its time is compared with what lies between its neighbours that can. Prints a table and writes
-bench/results/blocks.md.
+blocks that are alike, its time is compared with what lies between its neighbours that can, by the instances that the
+busiest core carries. Prints a table and writes bench/results/blocks.md.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from podium.distributed.instances import Instances
 from podium.distributed.reduction.exact import BUCKET_BYTES
 from podium.distributed.reduction.exchange import Exchange
 from podium.distributed.reduction.summed_buffers import summed_buffers
+from podium.machine.allocator import keep_memory
 
 NUM_REPLICAS, NUM_BYTES, NUM_LANES = 8, 100 << 20, 2
 #: (the instances on each host, places that are alike and have as many instances, or between them)
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds and instances; writes nothing")
     options = parser.parse_args()
     places = [place for place in PLACES if not options.quick or sum(place[0]) <= 4]
-    num_rounds = 2 if options.quick else 7
+    num_rounds = 2 if options.quick else 5
     seconds = _measured([sizes for sizes, _ in places], num_rounds)
     lines = [
         "| instances on each host | replicas of each | subtrees | ms for 100 MB | compared with even blocks | "
@@ -79,7 +80,8 @@ def _between(
     low, high = (statistics.median(seconds[place]) for place in (first, last))
     if first == last:
         return low
-    return low + (high - low) * (sum(sizes) - sum(first)) / (sum(last) - sum(first))
+    here, below, above = (-(-sum(place) // (os.cpu_count() or 1)) for place in (sizes, first, last))
+    return low + (high - low) * (here - below) / max(1, above - below)
 
 
 def _measured(places: list[tuple[int, ...]], num_rounds: int) -> dict[tuple[int, ...], list[float]]:
@@ -101,6 +103,8 @@ def _measured(places: list[tuple[int, ...]], num_rounds: int) -> dict[tuple[int,
             for link in used:
                 link.send((f"{number}-{sizes}", sizes))
             found[sizes].append(max(link.recv() for link in used))
+    for link in links:
+        link.send(None)
     del store
     return found
 
@@ -108,11 +112,12 @@ def _measured(places: list[tuple[int, ...]], num_rounds: int) -> dict[tuple[int,
 def _instance(index: int, port: int, link: Any) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    keep_memory()
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[index % len(cores)]})
-    while True:
-        name, sizes = link.recv()
+    while (call := link.recv()) is not None:
+        name, sizes = call
         instances = Instances.join(dist.PrefixStore(name, store), index, sum(sizes), 100, sizes)
         link.send(_seconds(instances))
         instances.close()

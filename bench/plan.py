@@ -4,8 +4,8 @@
     python -m bench.plan --only tables         tables of others alone: seconds, and the same on every machine
 
 tables     every table in bench/data/scaling is cut at 8, 16, 32 and 64 devices, and the rows left out are predicted
-trainings  parts are measured on 1 and 2 instances; then 1, 2 and 4 instances train, and the plan grades itself. The
-           machine's speed varies: parts are measured again before every training
+trainings  parts are measured on 1 and 2 instances, and 2 on half of the cores; then 1, 2 and 4 instances train in
+           turns, and the plan grades itself. Trainings are long enough for what they cost once to be little
 memory     the estimate behind plans and `engine.memory_check` against the peak of the training, at two micro-batches
 """
 
@@ -17,7 +17,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from bench.where import when_and_where
@@ -29,8 +30,9 @@ TABLES = Path(__file__).parent / "data" / "scaling"
 CUTS = (8, 16, 32, 64)
 PLAIN = ["workload.data.source=generated", "schedule.warmup=0", "log.tensorboard=false"]
 TRAININGS = {
-    "mnist": ["batch.replicas=4", "train.length=1500up"],
-    "neuron": ["batch.replicas=4", "batch.micro=32", "workload.data.samples=20000", "train.length=400up"],
+    "mnist": ["batch.replicas=4", "train.length=1000up"],
+    "neuron": ["batch.replicas=4", "batch.micro=32", "workload.data.samples=20000", "train.length=1200up"],
+    "cnn/quick": ["batch.replicas=4", "workload.data.samples=8192", "train.length=120up"],
 }
 MEMORY = {
     "mnist": ("mnist", (64, 1024), []),
@@ -38,8 +40,10 @@ MEMORY = {
     "cnn": ("cnn/quick", (32, 128), ["workload.data.samples=2048"]),
     "cosmology": ("cosmology/quick", (1, 4), ["workload.data.samples=32", "workload.data.valid_samples=8"]),
     "gpt2": ("gpt2/quick", (8, 32), ["workload.data.samples=2048", "workload.model.vocabulary=4096"]),
+    "gpt2, 50,257 tokens": ("gpt2/quick", (8, 16), ["workload.data.samples=2048", "valid.max_samples=128"]),
     "bert": ("bert/quick", (8, 32), ["workload.data.samples=2048"]),
 }
+COUNTS = (1, 2, 4)
 #: no measurement may take the memory of the whole machine
 MOST_BYTES = 16 << 30
 
@@ -86,28 +90,35 @@ def _limited() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
 
 
-def trainings(rounds: int) -> list[str]:
+def trainings(rounds: int, recipes: Sequence[str]) -> list[str]:
     """Return predicted and measured values of trainings on 1, 2 and 4 instances."""
     lines = ["| recipe | instances | what | predicted | nine of ten | measured | error | inside |",
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    for _ in range(rounds):
-        for recipe, more in TRAININGS.items():
-            for count in (1, 2, 4):
-                with tempfile.TemporaryDirectory(prefix="podium-plan-") as folder:
-                    state = {"PODIUM_STATE": folder, "PODIUM_CACHE": f"{folder}/cache"}
-                    args = [recipe, *PLAIN, *more]
-                    podium("plan", *args, "--instances", count, "--measure", "--seconds", 10, **state)
-                    podium("train", *args, "--instances", count, "--out", f"{folder}/run", **state)
+    for recipe in recipes:
+        args = [recipe, *PLAIN, *TRAININGS[recipe]]
+        with tempfile.TemporaryDirectory(prefix="podium-plan-") as folder:
+            state = {"PODIUM_STATE": folder, "PODIUM_CACHE": f"{folder}/cache"}
+            podium("plan", *args, "--instances", max(COUNTS), "--measure", "--seconds", 20, **state)
+            for number in range(rounds):
+                for count in COUNTS:
+                    podium("plan", *args, "--instances", count, **state)
+                    podium("train", *args, "--instances", count, "--out", f"{folder}/run-{count}-{number}", **state)
                     record = json.loads(Path(folder, "plans", "history.jsonl").read_text().splitlines()[-1])
-                for what, ((value, low, high), measured) in record["grades"].items():
-                    scale, digits = (1e9, ".3f") if what == "memory" else (1, ",.1f")
-                    cells = [f"{number / scale:{digits}}" for number in (value, low, high, measured)]
-                    lines.append(
-                        f"| {recipe} | {count} | {what.replace('memory', 'memory (GB)')} | {cells[0]} | {cells[1]} … "
-                        f"{cells[2]} | {cells[3]} | {100 * (value / measured - 1):+.0f} % | "
-                        f"{'yes' if low <= measured <= high else 'no'} |"
-                    )
-                    print(lines[-1], flush=True)
+                    lines += _graded(recipe, count, record["grades"])
+    return lines
+
+
+def _graded(recipe: str, count: int, grades: Mapping[str, tuple[tuple[float, float, float], float]]) -> list[str]:
+    lines = []
+    for what, ((value, low, high), measured) in grades.items():
+        scale, digits = (1e9, ".3f") if what == "memory" else (1, ",.1f")
+        cells = [f"{number / scale:{digits}}" for number in (value, low, high, measured)]
+        lines.append(
+            f"| {recipe} | {count} | {what.replace('memory', 'memory (GB)')} | {cells[0]} | {cells[1]} … "
+            f"{cells[2]} | {cells[3]} | {100 * (value / measured - 1):+.0f} % | "
+            f"{'yes' if low <= measured <= high else 'no'} |"
+        )
+        print(lines[-1], flush=True)
     return lines
 
 
@@ -141,21 +152,35 @@ def memory() -> list[str]:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("tables", "trainings", "memory"))
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", choices=("tables", "trainings", "memory"), help="replace this section of the results")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--recipes", nargs="+", choices=TRAININGS, default=list(TRAININGS))
     options = parser.parse_args(words)
     load = os.getloadavg()[0]
-    parts = {
+    parts: dict[str, tuple[str, Callable[[], list[str]]]] = {
         "tables": ("Published tables", tables),
         "memory": ("Memory", memory),
-        "trainings": ("Trainings here", lambda: trainings(options.rounds)),
+        **{
+            f"trainings {recipe}": (f"Trainings of {recipe} here", partial(trainings, options.rounds, [recipe]))
+            for recipe in options.recipes
+        },
     }
-    chosen = [options.only] if options.only else list(parts)
-    sections = [line for name in chosen for line in ("", f"## {parts[name][0]}", "", *parts[name][1]())]
-    text = "\n".join(["# Plans", "", f"{when_and_where(load)}. Made by `python -m bench.plan`.", *sections, ""])
-    print(text)
-    if not options.only:
-        RESULTS.write_text(text, encoding="utf-8")
+    chosen = [name for name in parts if options.only is None or name.split()[0] == options.only]
+    sections = _sections(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    for name in chosen:
+        title, measured = parts[name]
+        sections[title] = "\n".join([f"{when_and_where(load)}.", "", *measured()])
+        print(sections[title])
+        text = "\n\n".join(
+            ["# Plans", "Made by `python -m bench.plan`.", *(f"## {t}\n\n{b}" for t, b in sections.items())]
+        )
+        RESULTS.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _sections(text: str) -> dict[str, str]:
+    """Return the sections of earlier results by their titles."""
+    parts = (part.partition("\n") for part in text.split("\n## ")[1:])
+    return {title.strip(): body.strip() for title, _, body in parts}
 
 
 if __name__ == "__main__":

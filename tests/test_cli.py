@@ -102,7 +102,7 @@ def test_runs_are_numbered_where_no_folder_is_named(tmp_path, monkeypatch):
     [
         (["parallel.stages=4"], ["instance 3 │ replicas 0 to 15 │ stage 3", "4 instances · 16 replicas · 4 stages"]),
         (["parallel.stages=[0,4,4,4]"], ["stage 0 │      0 │", "stage 3 │      4 │", "4 instances"]),
-        (["parallel.stages=3", "--hosts", "a,b"], ["b    │ instance 3 │ replicas 8 to 15 │ stage 0", "6 instances"]),
+        (["parallel.stages=3", "--instances", "6", "--hosts", "a,b"], ["b    │ instance 3 │ replicas 8 to 15 │ stage"]),
         (["--hosts", "a,b"], ["b    │ instance 1 │ replicas 8 to 15", "2 instances"]),
         (["parallel.stages=4", "--instances", "8", "--hosts", "a,b"], ["b    │ instance 4 │ replicas 8 to 15 │ stage"]),
     ],

@@ -22,7 +22,7 @@ PROMISES = [
 
 @pytest.mark.slow
 def test_a_shipped_recipe_keeps_every_promise(tmp_path):
-    done = podium_ended(tmp_path, "check", *TINY["neuron"], "batch.micro=2", "--keep", "trials")
+    done = podium_ended(tmp_path, "check", *TINY["neuron"], "batch.micro=2", "--keep", "trials", timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     for promise in PROMISES:
         (row,) = [line for line in done.stdout.splitlines() if f"│ {promise} " in line]

@@ -13,8 +13,9 @@ from tests.support.recipes import TINY
 TIMES = "devices,seconds_per_epoch\n1,20\n2,12\n4,7\n8,4\n16,2.4\n32,1.5\n"
 PARTS = Components(
     measured="2026-01-01", num_cores=2, threads=1,
-    times={1: HostTimes(0.010, 0.008, 0.01), 2: HostTimes(0.012, 0.009, 0.01)},
-    jitter=0.05, gradient_bytes=8 << 20, memory_bytes=10**9, valid_s=1e-4, save_s=0.01, startup_s=1.0,
+    times={1: HostTimes(0.010, 0.008, 0.01, 0.010, 0.008), 2: HostTimes(0.012, 0.009, 0.01, 0.0115, 0.009)},
+    crowded=None, jitter=0.05, gradient_bytes=8 << 20, memory_bytes=10**9, valid_s=1e-4, save_s=0.01, startup_s=1.0,
+    warm_up_s=0.0,
     num_samples=100_000, num_valid_samples=64,
 )  # fmt: skip
 
@@ -56,7 +57,7 @@ def test_nothing_is_planned_from_nothing(state, times):
     assert_user_error(podium_here("plan", "mnist", "replicas=4", "--instances", 4, "--hosts", 2), "--network ethernet")
     assert_user_error(podium_here("plan", "mnist", "replicas=8..4"), "expected a range such as replicas=1..1024")
     assert_user_error(
-        podium_here("plan", "mnist", "replicas=4", "--instances", 3), "3 instances on 1 host cannot carry"
+        podium_here("plan", "mnist", "replicas=4", "--instances", 5), "5 instances on 1 host cannot carry"
     )
     assert_user_error(podium_here("plan", "mnist", "parallel.stages=2"), "plans are for instances that hold the whole")
     assert_user_error(podium_here("plan", "--from", times, "--scaling", "both"), "expected weak or strong")

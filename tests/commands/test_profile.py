@@ -93,7 +93,7 @@ def test_every_workload_has_its_rates(tiny, capsys, one_thread):
         ([], "nowhere/trace.json", None, "the folder .*nowhere does not exist"),
         ([], None, ".", "--out .* already exists"),
         (["parallel.stages=2"], None, None, "parallel.stages=1"),
-        (["batch.replicas=3"], None, None, "2 instances on 1 host cannot carry 3 replicas"),
+        (["batch.replicas=1"], None, None, "2 instances on 1 host cannot carry 1 replica"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_measured(overrides, trace, out, sentence, tmp_path):

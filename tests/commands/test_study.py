@@ -149,7 +149,7 @@ def test_optuna_reads_an_export(folder):
 @pytest.mark.slow
 def test_status_and_refusals_of_a_finished_study(folder):
     shown = podium_here("study", "status", folder / "grid")
-    assert "valid/loss by optim.lr and batch.replicas" in shown.stdout
+    assert "the best of its column" in shown.stdout
     assert "nobody works on it now" in shown.stdout
     tree = json.loads(podium_here("study", "status", folder / "grid", "--json").stdout)
     assert [run["state"] for run in tree["runs"]] == ["finished"] * 4

@@ -41,6 +41,7 @@ SHORT = {
         "optim.scale=none,sqrt,linear": "optim.scale=none,linear",
         "optim.lr=2e-3,8e-3,3.2e-2": "optim.lr=2e-3,8e-3",
         "train.length=4ep,8ep,16ep": "train.length=4ep,8ep",
+        "--seconds=8": "--seconds=0.5",
     },
 }
 #: runs that a page says end with the same weights

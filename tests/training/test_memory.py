@@ -1,8 +1,12 @@
 """Memory: a training that cannot fit is refused with what to change; one that fits is never held up or changed."""
 
+import weakref
+
 import pytest
 import torch
 
+from podium.contract import Loss
+from podium.engine.losses import PendingLosses
 from podium.recipe.loading import load_recipe
 from podium.training import memory
 from podium.training.build import build_training
@@ -45,7 +49,7 @@ def test_memory_that_others_have_taken_for_now_is_only_warned_of(tmp_path, monke
     assert done.stderr.count("GB are available on this host now") == 1
 
 
-def test_what_passes_take_grows_with_the_micro_batch(monkeypatch):
+def test_what_passes_take_grows_with_the_micro_batch():
     small, large = (memory.estimate(built("cnn", f"batch.micro={micro}")) for micro in (4, 128))
     if small is None or large is None:
         pytest.skip("this system does not tell the peak of a process's memory")
@@ -53,15 +57,36 @@ def test_what_passes_take_grows_with_the_micro_batch(monkeypatch):
     assert large.total > small.total
 
 
-def test_no_trial_is_larger_than_the_memory_that_is_there(monkeypatch):
+@pytest.mark.parametrize("workload", ["gpt2", "mnist"])
+def test_passes_that_are_too_large_to_be_tried_are_extended_from_small_ones(workload, monkeypatch):
     """An estimate must not do what it warns of."""
-    with_host(monkeypatch, 1e12, 1e6)
+    training = built(workload, "batch.micro=64", "valid.micro=64")
+    whole = memory.estimate(training)
     tried = []
-    monkeypatch.setattr(
-        memory, "_trial", lambda training, num_samples, train=True: tried.append(num_samples) or num_samples * 10**9
-    )
-    found = memory.estimate(built("mnist", "batch.micro=128"))
-    assert found is None or (max(tried) <= 3 and found.passes == 128 * 10**9)
+    run = memory._pass
+    monkeypatch.setattr(memory, "_pass", lambda it, num, *, train=True: (tried.append(num), run(it, num, train=train)))
+    monkeypatch.setattr(memory, "_affordable", lambda training, sample_bytes: 8)
+    part = memory.estimate(training)
+    if whole is None or part is None:
+        pytest.skip("this system does not tell the peak of a process's memory")
+    assert max(tried) == 8
+    assert part.passes == pytest.approx(whole.passes, rel=0.1)
+
+
+def test_no_trial_takes_more_than_a_share_of_the_available_memory(monkeypatch):
+    training = built("mnist")
+    with_host(monkeypatch, 1e12, 4e9)
+    assert memory._affordable(training, 10**7) == 100
+    assert memory._affordable(training, 10**12) == 2
+
+
+def test_losses_of_earlier_passes_keep_no_tensor_between_blocks_that_are_used_again():
+    pending, total = PendingLosses(), torch.tensor(1.5) * 2
+    kept = weakref.ref(total)
+    pending.add(Loss(total, 4, {"accuracy": (torch.tensor(3), 4)}))
+    del total
+    assert kept() is None
+    assert pending.collect().means() == {"loss": 0.75, "accuracy": 0.75}
 
 
 def test_a_trial_leaves_the_model_and_random_numbers_as_they_are():

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from podium.cli.options import Overrides, RecipeName
+from podium.cli.options import Join, Overrides, RecipeName, SecretFile
 
 
 def tune(
@@ -59,15 +59,36 @@ def plan(
     scaling: Annotated[str, typer.Option(help="--from: weak or strong.")] = "weak",
     plot: Annotated[Path | None, typer.Option(help="With a range or --from: new file for the plot (.png).")] = None,
     history: Annotated[bool, typer.Option("--history", help="Show how earlier plans came out.")] = False,
+    measure_network: Annotated[
+        bool, typer.Option("--measure-network", help="Measure the network between --hosts a,b, which ssh reaches.")
+    ] = False,
+    join: Join = False,
+    secret_file: SecretFile = None,
 ) -> None:
     """Predict time, throughput and memory of a training, here or on more hosts."""
     from podium.commands import plan
+    from podium.commands.plan_grades import show_history
 
     if history:
-        plan.show_history()
+        show_history()
         return
     plan.plan(
-        plan.Asked(recipe, overrides or [], instances, hosts, per_host, network, measure, seconds, table, scaling, plot)
+        plan.Asked(
+            recipe,
+            overrides or [],
+            instances,
+            hosts,
+            per_host,
+            network,
+            measure,
+            seconds,
+            table,
+            scaling,
+            plot,
+            measure_network,
+            join,
+            secret_file,
+        )
     )
 
 

@@ -34,6 +34,8 @@ def begin(job: Path, run: Path, nodes: list[str]) -> None:
 
 def end(job: Path, run: Path, code: int, nodes: list[str]) -> None:
     """Print what follows an attempt (end, again, requeue), the exit code of the job, and the nodes to exclude."""
+    if Run(run).summary().get("state") == "done":
+        code = 0  # a signal that came after that has ended nothing
     verdict = JobFolder(job).end(code, _updates(run), nodes)
     say(f"{verdict.reason}: {_SHOWN[verdict.action]}")
     print(verdict.action)

@@ -24,5 +24,4 @@ def state(run: Path, host: str) -> None:
 
 def stop(run: Path, host: str) -> None:
     """Have this host's part save and end."""
-    on_host.stop(on_host.Part(run, host))
-    on_host.answer({})
+    on_host.answer({"stopped": on_host.stop(on_host.Part(run, host))})

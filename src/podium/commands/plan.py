@@ -1,4 +1,4 @@
-"""`podium plan`: what a training will need, before it starts, and how earlier plans came out."""
+"""`podium plan`: what a training will need, before it starts."""
 
 import math
 import re
@@ -9,6 +9,7 @@ from typing import cast
 
 from podium.errors import UserError
 from podium.plan import history, scaling
+from podium.plan.between_hosts import recalled
 from podium.plan.components import Components, recall, remember
 from podium.plan.forecast import Forecast, changes, forecast, shape_of
 from podium.plan.intervals import Interval
@@ -23,7 +24,6 @@ from podium.ui.table import Table
 _RANGE = re.compile(r"(?:batch\.)?replicas=(\d{1,7})\.\.(\d{1,7})")
 _SHORT = re.compile(r"replicas=(.*)")
 _MOST_REPLICAS = 1 << 20
-_UNITS = {"samples_per_second": "samples/s", "total_s": "seconds to the end", "memory": "memory per instance"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class Asked:
     table: Path | None = None
     scaling: str = "weak"
     plot: Path | None = None
+    measure_network: bool = False
+    #: this host is one of those that measure their network, and another one plans
+    join: bool = False
+    secret_file: Path | None = None
 
 
 def plan(asked: Asked) -> None:
@@ -152,6 +156,9 @@ def _plan_recipe(asked: Asked, name: str, overrides: list[str], counts: list[int
     # The largest count says how many threads an instance has where the recipe leaves that to the cores.
     recipe = recipes[-1] if recipes else load_recipe(name, overrides)
     _check_plannable(recipe)
+    found_network = _measured_network(asked, name, overrides)
+    if asked.measure_network and found_network is None:  # the first host plans
+        return
     cores, threads = len(usable_cores()), threads_per_replica(recipe, None)
     per_host_most = asked.per_host or max(1, cores // threads)
     num_hosts = _num_hosts(asked.hosts)
@@ -160,7 +167,7 @@ def _plan_recipe(asked: Asked, name: str, overrides: list[str], counts: list[int
         names = tuple(f"host {index}" for index in range(hosts))
         build_topology(one.batch.num_replicas, instances, names)  # raises, with what is possible
     per_host = max(-(-instances // hosts) for instances, hosts in places)
-    network = _network(asked.network, max(hosts for _, hosts in places))
+    network = found_network or _network(asked, max(hosts for _, hosts in places))
     parts = _components(asked, name, overrides, recipe, per_host)
     found = [
         forecast(parts, shape_of(one, parts, *place), network)
@@ -205,15 +212,32 @@ def _place(recipe: Recipe, asked: Asked, num_hosts: int, per_host: int, *, range
     return instances, num_hosts or 1
 
 
-def _network(text: str | None, num_hosts: int) -> Network | None:
-    if text is not None:
-        return parse_network(text)
-    if num_hosts > 1:
-        raise UserError(
-            f"a plan for {num_hosts} hosts needs the network between them: add --network ethernet-10g, another preset, "
-            "or latency and gigabits per second such as --network 20us,10Gb"
-        )
-    return None
+def _measured_network(asked: Asked, name: str, overrides: list[str]) -> Network | None:
+    """Return the network between the hosts that are named, measured now if that is asked for."""
+    if not asked.measure_network:
+        return None
+    if asked.hosts is None or asked.hosts.isdecimal():
+        raise UserError("--measure-network needs the names of the hosts: add --hosts a,b")
+    if asked.network is not None:
+        raise UserError("--network gives the network, and --measure-network measures it: leave one of them out")
+    from podium.commands.plan_network import measure_network  # with the launcher
+
+    return measure_network(name, overrides, asked.hosts, join=asked.join, secret_file=asked.secret_file)
+
+
+def _network(asked: Asked, num_hosts: int) -> Network | None:
+    if asked.network is not None:
+        return parse_network(asked.network)
+    if num_hosts == 1:
+        return None
+    named = asked.hosts is not None and not asked.hosts.isdecimal()
+    if named and (found := recalled(str(asked.hosts).split(","))) is not None:
+        return found
+    measured = ", --measure-network" if named else ""
+    raise UserError(
+        f"a plan for {num_hosts} hosts needs the network between them: add --network ethernet-10g, another preset"
+        f"{measured}, or latency and gigabits per second such as --network 20us,10Gb"
+    )
 
 
 def _components(asked: Asked, name: str, overrides: list[str], recipe: Recipe, per_host: int) -> Components:
@@ -322,51 +346,7 @@ def _show_counts(asked: Asked, name: str, found: list[Forecast], parts: Componen
         console.say(f"wrote {draw_plan(asked.plot, f'plan of {name}', 'samples/s', counts, rates, perfect=perfect)}")
 
 
-# --- how plans came out ----------------------------------------------------------------------------------------------
-
-
-def show_grades(graded: history.Graded) -> None:
-    """Print what was predicted of a training beside what was measured."""
-    rows = [
-        [
-            _UNITS.get(one.what, one.what),
-            _value(one.what, one.predicted.value),
-            f"{_value(one.what, one.predicted.low)} … {_value(one.what, one.predicted.high)}",
-            _value(one.what, one.measured),
-            f"{100 * one.error:+.0f} %",
-            "inside" if one.inside else "outside",
-        ]
-        for one in graded.grades
-    ]
-    columns = ["", "predicted", "nine of ten", "measured", "error", "interval"]
-    console.show_table(Table("this training was planned", columns, rows, "`podium plan --history` shows earlier ones"))
-
-
-def show_history() -> None:
-    """Print the errors of all plans whose trainings have ended, the newest last."""
-    found = history.history()
-    if not found:
-        console.say("no planned training has ended yet: plan one with `podium plan RECIPE --measure`, then train it")
-        return
-    rows = []
-    for graded in found:
-        errors = {one.what: one for one in graded.grades}
-        cells = [
-            f"{100 * errors[what].error:+.0f} %{'' if errors[what].inside else ' (outside)'}" if what in errors else ""
-            for what in _UNITS
-        ]
-        rows.append([graded.when, graded.run, *cells])
-    grades = [one for graded in found for one in graded.grades]
-    inside = sum(one.inside for one in grades)
-    typical = sorted(abs(one.error) for one in grades)[len(grades) // 2] if grades else 0.0
-    caption = (
-        f"{inside} of {len(grades)} measured values lay inside their intervals; median error {100 * typical:.0f} %"
-    )
-    console.show_table(Table("plans and what came of them", ["ended", "run", *_UNITS.values()], rows, caption))
-
-
-def _value(what: str, value: float) -> str:
-    return f"{value / 1e9:.2f} GB" if what == "memory" else number(value)
+# --- words -----------------------------------------------------------------------------------------------------------
 
 
 def _range(interval: Interval) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from podium import __version__
 from podium.checkpoints.reading import go_back
-from podium.commands.plan import show_grades
+from podium.commands.plan_grades import show_grades
 from podium.commands.runs import print_summary
 from podium.data.sources.hdf5 import divide_memory
 from podium.distributed.instances import Instances
@@ -45,7 +45,7 @@ from podium.ui.console import keep_traceback, log_path, only_warned, say, show_t
 from podium.workloads.registry import explain_own
 
 #: the training itself, as one instance of several
-Body = Callable[[Topology, Instances], Run]
+Body = Callable[[Topology, Instances], Run | None]
 
 
 def train(
@@ -75,7 +75,7 @@ def train(
             recipe = load_recipe(name, overrides)
             return recipe, lambda topo, them: train_recipe(recipe, folder, topo, them, stop, again=restarted)
 
-        _as_instance(place, stop, load, secret)
+        run_as_instance(place, stop, load, secret)
     recipe = load_recipe(name, overrides)
     exists = goes_on and Run(folder).recipe_file.exists()
     if not join and not exists:
@@ -92,7 +92,8 @@ def train(
         return
     with _launching(Run(folder), stop):
         words = ["train", name, *overrides, "--out", str(folder), *stop.flags(), *(["--continue"] if goes_on else [])]
-        _launch(recipe, topology, words, folder, hosts, join, secret, started_again=goes_on)
+        if launch_instances(recipe, topology, words, hosts, join, secret, started_again=goes_on):
+            _tell_end(Run(folder))
 
 
 def resume(
@@ -123,7 +124,7 @@ def resume(
                 run, recipe, topo, them, stop, again=restarted, accept_changes=accept_changes
             )
 
-        _as_instance(place, stop, load, secret)
+        run_as_instance(place, stop, load, secret)
     run, recipe = _run_to_continue(path, overrides)
     _go_back(run, update)
     topology = _topology(recipe, num_instances, hosts)
@@ -133,7 +134,8 @@ def resume(
     with _launching(run, stop):
         accepted = ["--accept-changes"] if accept_changes else []
         words = ["resume", str(path), *overrides, *own_code.CHOICE.flags(), *accepted, *stop.flags()]
-        _launch(recipe, topology, words, path, hosts, join, secret)
+        if launch_instances(recipe, topology, words, hosts, join, secret):
+            _tell_end(Run(path))
 
 
 def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
@@ -187,17 +189,17 @@ def _topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> T
     return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers, sizes)
 
 
-def _launch(
+def launch_instances(
     recipe: Recipe,
     topology: Topology,
     arguments: list[str],
-    folder: Path,
     hosts: str | None,
     join: bool,
     secret: bytes | None,
     *,
     started_again: bool = False,
-) -> None:
+) -> bool:
+    """Run the instances of a command to the end, on all hosts; return whether this is the first host."""
     from podium.launch import agent
     from podium.launch.addresses import local_names
 
@@ -216,8 +218,7 @@ def _launch(
         whole = (*command, "--hosts", hosts, "--instances", str(topology.num_instances))
         others = ssh_commands(plan, recipe.launch.ssh, str(Path.cwd()), whole)
     agent.launch(plan, recipe.launch, others, secret)
-    if plan.host_index == 0:
-        _tell_end(Run(folder))
+    return plan.host_index == 0
 
 
 def _tell_end(run: Run) -> None:
@@ -257,7 +258,7 @@ def _own_errors_told() -> Iterator[None]:
         raise shown from error
 
 
-def _as_instance(
+def run_as_instance(
     place: Place, stop: StopRequest, load: Callable[[], tuple[Recipe, Body]], secret: bytes | None
 ) -> NoReturn:
     """Run what `load` returns as one instance of several, and end this process."""
@@ -285,7 +286,7 @@ def _as_instance(
         def run(topology: Topology, instances: Instances) -> None:
             with _own_errors_told():
                 done = body(topology, instances)
-            if instances.index == 0 and place.launch_folder is None:
+            if done is not None and instances.index == 0 and place.launch_folder is None:
                 _tell_end(done)
 
         return InstanceTask(facts, recipe.batch.num_replicas, recipe.parallel, recipe.launch.timeout, run)

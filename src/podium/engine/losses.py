@@ -46,15 +46,19 @@ class PendingLosses:
     """Losses still on the device, to be transferred to the host all at once."""
 
     def __init__(self) -> None:
-        self._values: list[Tensor] = []
+        self._values: list[Tensor | float] = []
         self._labels: list[tuple[str, int]] = []
 
     def add(self, loss: Loss) -> None:
-        self._values.append(loss.sum.detach())
-        self._labels.append(("loss", loss.count))
+        self._add("loss", loss.sum, loss.count)
         for name, (total, count) in loss.metrics.items():
-            self._values.append(total.detach())
-            self._labels.append((name, count))
+            self._add(name, total, count)
+
+    def _add(self, name: str, total: Tensor, count: int) -> None:
+        # What is on the host is read at once. A small tensor that stays would lie between the large blocks of this pass
+        # and keep glibc's allocator from using them again: validation would take new memory for every micro-batch.
+        self._values.append(total.item() if total.device.type == "cpu" else total.detach())
+        self._labels.append((name, count))
 
     def collect(self, instances: Instances | None = None) -> Sums:
         """Wait for the device and return the values of all instances.
@@ -93,9 +97,13 @@ class PendingLosses:
         names = [name for name, _ in self._labels]
         values = torch.zeros(len(names), 2, dtype=torch.float64)
         if names:
-            alike = all(value.dtype == self._values[0].dtype for value in self._values)
-            # A single transfer from the device, however many values there are.
-            values[:, 0] = torch.stack(self._values if alike else [value.double() for value in self._values])
+            tensors = [value for value in self._values if isinstance(value, Tensor)]
+            if len(tensors) == len(self._values):
+                alike = all(value.dtype == tensors[0].dtype for value in tensors)
+                # A single transfer from the device, however many values there are.
+                values[:, 0] = torch.stack(tensors if alike else [value.double() for value in tensors])
+            else:
+                values[:, 0] = torch.tensor([float(value) for value in self._values], dtype=torch.float64)
             values[:, 1] = torch.tensor([count for _, count in self._labels], dtype=torch.float64)
         self._values, self._labels = [], []
         return names, values

@@ -132,6 +132,7 @@ class Parallelism:
                     if last:
                         self._reduction.start(tree, replicas.count, stop)
                     replicas.backward(loss)
+                    del loss  # not while the next pass runs: see PendingLosses
             if slot < replicas.num - 1:
                 tree.push(self._reduction.take())
 
@@ -279,6 +280,7 @@ class Pipelined(Parallelism):
             enter = partial(replicas.enter, slot)
             for loss in self._pipeline.run(replicas.batches(slot), enter, replicas.scale):
                 replicas.add(loss)
+                del loss
             if slot < replicas.num - 1:
                 tree.push(self._reduction.take())
         # Gradients are sent once all of this device's are complete: devices finish one after the other, so some send

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _NEVER = -1
 #: blocks up to this size come from the heap, which keeps what is freed; larger ones are rare and go back at once
-_FROM_HEAP_BYTES = 1 << 30
+FROM_HEAP_BYTES = 1 << 30
 _GROW_BYTES = 64 << 20
 
 
@@ -26,7 +26,7 @@ _GIVEN_BACK_BYTES = 1 << 20
 @functools.cache
 def keep_memory() -> bool:
     """True where the allocator now keeps freed memory for the next update. Changes no result."""
-    return _set({_TRIM_THRESHOLD: _NEVER, _TOP_PAD: _GROW_BYTES, _MMAP_THRESHOLD: _FROM_HEAP_BYTES})
+    return _set({_TRIM_THRESHOLD: _NEVER, _TOP_PAD: _GROW_BYTES, _MMAP_THRESHOLD: FROM_HEAP_BYTES})
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from podium.runs.folder import processor, write_json
 from podium.topology import usable_cores
 from podium.workloads.registry import identity, short_name
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,18 @@ class HostTimes:
     pass_s: float
     #: standard deviation of visits, relative
     spread: float
+    #: processor time of an instance for the same two
+    busy_first_s: float
+    busy_pass_s: float
+
+    def seconds(self, num_passes: int) -> float:
+        """Return the seconds of an update of so many micro-batches."""
+        return self.first_s + (num_passes - 1) * self.pass_s
+
+    @property
+    def busy_once_s(self) -> float:
+        """Return the processor time of an update beside its passes."""
+        return self.busy_first_s - self.busy_pass_s
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,8 @@ class Components:
     threads: int
     #: by the number of instances on the host
     times: Mapping[int, HostTimes]
+    #: as many instances as the largest of `times`, on half of their cores; None where that was not asked for
+    crowded: HostTimes | None
     #: standard deviation of single updates of one instance, relative
     jitter: float
     gradient_bytes: int
@@ -51,6 +65,8 @@ class Components:
     valid_s: float
     save_s: float
     startup_s: float
+    #: what the first updates take beyond that many others
+    warm_up_s: float
     num_samples: int
     num_valid_samples: int
 
@@ -62,7 +78,8 @@ def recall(recipe: Recipe) -> Components | None:
         if record.pop("format") != FORMAT:
             return None
         times = {int(count): HostTimes(**values) for count, values in record.pop("times").items()}
-        return Components(times=times, **record)
+        crowded = record.pop("crowded")
+        return Components(times=times, crowded=crowded and HostTimes(**crowded), **record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # it can be measured again
 

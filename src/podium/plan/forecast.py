@@ -1,6 +1,6 @@
 """From measured parts to a whole training on any number of instances and hosts, as intervals.
 
-    update = passes and reduction on one host (measured) × cores shared
+    update = passes and reduction on one host (measured), or their processor time where instances share cores
              + waiting for the slowest of all instances, beyond those of one host
              + reduction between hosts - what of it hides behind the last backward pass
 
@@ -27,8 +27,10 @@ Floats = NDArray[np.float64]
 _DRAWS = 4000
 #: a later run differs from the visits by this much at least, relative
 _MIN_SPREAD = 0.05
-#: Instances that share cores also share caches and wait for one another's turns.
-_CROWDED = (0.95, 1.2)
+#: where taking turns on a core was not measured: how much longer passes take that share caches
+_CROWDED = (1.0, 1.3)
+#: what a further doubling of instances adds to the processor time of an update beside its passes, against the last one
+_FURTHER_DOUBLING = (0.7, 1.5)
 #: of a pass, what is backward, where a reduction can hide
 _BACKWARD = 2 / 3
 #: what of the backward pass hides a reduction, at worst and at best: it takes processor time itself
@@ -106,9 +108,9 @@ def shape_of(recipe: Recipe, parts: Components, num_instances: int, num_hosts: i
 def forecast(parts: Components, shape: Shape, network: Network | None, seed: int = 0) -> Forecast:
     """Predict a training; `network` may be None on one host."""
     rng = np.random.default_rng(seed)
-    times, crowd = _on_host(parts, shape.per_host, rng)
-    speed = np.exp(rng.standard_normal(_DRAWS) * max(_MIN_SPREAD, times.spread)) * crowd
-    local_s = (times.first_s + (shape.num_passes - 1) * times.pass_s) * speed
+    times, local_s = _on_host(parts, shape, rng)
+    speed = np.exp(rng.standard_normal(_DRAWS) * max(_MIN_SPREAD, times.spread))
+    local_s = local_s * speed
     waiting_s = local_s * parts.jitter * max(0.0, _slowest(shape.num_instances) - _slowest(shape.per_host))
     sent_s, hidden_s = np.zeros(_DRAWS), rng.uniform(*_OVERLAP, _DRAWS) * _BACKWARD * times.pass_s * speed
     if shape.num_hosts > 1:
@@ -119,33 +121,53 @@ def forecast(parts: Components, shape: Shape, network: Network | None, seed: int
         sent_s = rounds * network.latency_s * rng.uniform(1.0, 2.0, _DRAWS) + sent / network.bytes_per_second / reached
     update_s = local_s + waiting_s + np.maximum(0.0, sent_s - hidden_s)
     alone = parts.times[1]
-    alone_s = (alone.first_s + (shape.num_passes - 1) * alone.pass_s) * speed / crowd
-    total_s = None
+    # Alone, an instance would have a core for each of its threads; passes that share cores do not wait for others.
+    shared = max(1.0, shape.per_host * parts.threads / parts.num_cores)
+    alone_s = alone.seconds(shape.num_passes) * shared * speed
+    total_s, rate = None, shape.global_batch / update_s
     if shape.total_updates:
         sharing = min(shape.num_instances, max(1, parts.num_valid_samples))
-        valid_s = parts.valid_s * parts.num_valid_samples / sharing * speed * shape.num_validations
-        others = parts.startup_s + parts.save_s * shape.num_checkpoints
-        total_s = update_s * shape.total_updates + valid_s + others
+        valid_s = parts.valid_s * parts.num_valid_samples / sharing * shared * speed * shape.num_validations
+        others = parts.startup_s * shared + parts.save_s * shape.num_checkpoints
+        warm_up_s = parts.warm_up_s * shared
+        total_s = update_s * shape.total_updates + valid_s + others + warm_up_s
+        rate = shape.global_batch / (update_s + warm_up_s / shape.total_updates)
     return Forecast(
         shape,
         Interval.of(update_s),
-        Interval.of(shape.global_batch / update_s),
+        Interval.of(rate),
         None if total_s is None else Interval.of(total_s),
         None if total_s is None else Interval.of(total_s * shape.num_instances / 3600),
-        Interval.of(np.clip(1 - alone_s * crowd / update_s, 0.0, 1.0)),
+        Interval.of(np.clip(1 - alone_s / update_s, 0.0, 1.0)),
         _memory(parts, shape, rng),
     )
 
 
-def _on_host(parts: Components, per_host: int, rng: np.random.Generator) -> tuple[HostTimes, Floats]:
-    """Return the times nearest to so many instances on a host, and how much longer they take where cores are shared."""
-    count = max(measured for measured in parts.times if measured <= per_host)
+def _on_host(parts: Components, shape: Shape, rng: np.random.Generator) -> tuple[HostTimes, Floats]:
+    """Return the times nearest to so many instances on a host, and the seconds of an update of all of these."""
+    count = max(measured for measured in parts.times if measured <= shape.per_host)
     times = parts.times[count]
-    if count == per_host:
-        return times, np.ones(_DRAWS)
-    shared = max(1.0, per_host * parts.threads / max(parts.num_cores, count * parts.threads))
-    crowd = shared * rng.uniform(*_CROWDED, _DRAWS) if shared > 1 else rng.uniform(1.0, 1.2, _DRAWS)
-    return times, crowd
+    measured_s = np.full(_DRAWS, times.seconds(shape.num_passes))
+    if count == shape.per_host:
+        return times, measured_s
+    fewer, doublings = parts.times.get(count // 2, times), math.log2(shape.per_host / count)
+    more = rng.uniform(*_FURTHER_DOUBLING, _DRAWS) * doublings
+    if shape.per_host * parts.threads <= parts.num_cores:
+        return times, measured_s + more * max(0.0, times.busy_once_s - fewer.busy_once_s)
+    # The cores are idle only around meetings: together, instances take their processor time.
+    crowded = parts.crowded
+    if crowded is None:
+        pass_s, waited_s = times.busy_pass_s * rng.uniform(*_CROWDED, _DRAWS), np.zeros(_DRAWS)
+        added_s = max(0.0, times.busy_once_s - fewer.busy_once_s)
+    else:
+        # Measured with half of the cores, so against half as many instances that have a core each.
+        pass_s = np.full(_DRAWS, times.busy_pass_s * max(1.0, crowded.busy_pass_s / fewer.busy_pass_s))
+        added_s = max(0.0, crowded.busy_once_s - fewer.busy_once_s)
+        idle_s = max(0.0, crowded.first_s - 2 * crowded.busy_first_s / parts.threads)
+        # Each doubling is one more meeting in an update, at which the last one's turn is waited for.
+        waited_s = idle_s * math.log2(shape.per_host) / math.log2(count) * rng.uniform(0.5, 1.5, _DRAWS)
+    busy_s = shape.num_passes * pass_s + times.busy_once_s + more * added_s
+    return times, np.maximum(measured_s, busy_s * shape.per_host / parts.num_cores + waited_s)
 
 
 def _slowest(count: int) -> float:
@@ -196,7 +218,13 @@ def changes(parts: Components, shape: Shape, network: Network | None, per_host_m
     doubled = replace(
         parts,
         times={
-            count: HostTimes(times.first_s + times.pass_s, 2 * times.pass_s, times.spread)
+            count: replace(
+                times,
+                first_s=times.first_s + times.pass_s,
+                pass_s=2 * times.pass_s,
+                busy_first_s=times.busy_first_s + times.busy_pass_s,
+                busy_pass_s=2 * times.busy_pass_s,
+            )
             for count, times in parts.times.items()
         },
     )

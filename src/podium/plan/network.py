@@ -73,34 +73,30 @@ def buckets(num_bytes: int) -> list[int]:
     return sizes
 
 
+def sum_load(num_bytes: int, num_hosts: int, per_host: int = 1) -> tuple[float, float]:
+    """Return (latencies one after another, bytes that a host sends) of one exact sum between hosts, whose instances
+    each sum their slice. The one place that knows how `Instances.sum_exact` sends."""
+    doublings = math.log2(num_hosts)
+    if Instances.doubling_pays(num_bytes // per_host, num_hosts):
+        return doublings, doublings * num_bytes
+    return 2 * doublings, 2 * (1 - 1 / num_hosts) * num_bytes
+
+
 def reduction_load(num_bytes: int, exchange: Exchange) -> tuple[float, float]:
     """Return (latencies one after another, bytes that a host sends) of one reduction between hosts."""
     num_hosts, per_host = len(exchange.hosts), max(exchange.host_sizes)
     if num_hosts == 1:
         return 0.0, 0.0
-    rounds, sent = 0.0, 0.0
     sizes = buckets(num_bytes)
     if not exchange.is_even:  # two rounds, in which the busiest host sends or receives most
         return 2.0 * len(sizes) / min(_LANES, len(sizes)), exchange.busiest * num_bytes
-    doublings = math.log2(num_hosts)
-    for size in sizes:
-        if Instances.doubling_pays(size // per_host, num_hosts):
-            rounds, sent = rounds + doublings, sent + doublings * size
-        else:
-            rounds, sent = rounds + 2 * doublings, sent + 2 * (1 - 1 / num_hosts) * size
-    return rounds / min(_LANES, len(sizes)), sent
+    loads = [sum_load(size, num_hosts, per_host) for size in sizes]
+    return sum(rounds for rounds, _ in loads) / min(_LANES, len(loads)), sum(sent for _, sent in loads)
 
 
-def fitted(sizes: Mapping[int, float], num_hosts: int) -> Network:
+def fitted(sizes: Mapping[int, float], num_hosts: int, source: str = "measured between the hosts") -> Network:
     """Return the network that explains the seconds of exact sums of so many bytes, one instance on each host."""
-    rows, seconds = [], []
-    for num_bytes, took in sizes.items():
-        doubling = Instances.doubling_pays(num_bytes, num_hosts)
-        doublings = math.log2(num_hosts)
-        rows.append([doublings if doubling else 2 * doublings,
-                     num_bytes * (doublings if doubling else 2 * (1 - 1 / num_hosts))])  # fmt: skip
-        seconds.append(took)
-    scale = np.array(seconds)
-    (latency, per_byte), *_ = np.linalg.lstsq(np.array(rows) / scale[:, None], np.ones(len(rows)), rcond=None)
+    loads, scale = np.array([sum_load(size, num_hosts) for size in sizes]), np.array(list(sizes.values()))
+    (latency, per_byte), *_ = np.linalg.lstsq(loads / scale[:, None], np.ones(len(scale)), rcond=None)
     latency, per_byte = max(1e-7, float(latency)), max(1e-13, float(per_byte))
-    return Network(latency, 1 / per_byte, (0.85, 1.1), "measured between the hosts")
+    return Network(latency, 1 / per_byte, (0.85, 1.1), source)

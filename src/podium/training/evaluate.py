@@ -46,6 +46,7 @@ def evaluate(
     with evaluation_mode(model):
         for loss in parallelism.losses(model, workload, _micro_batches(*work, spread=True), _sizes(*work)):
             pending.add(loss)
+            del loss  # not while the next pass runs: see PendingLosses
     return pending.collect(instances).means()
 
 

@@ -1,9 +1,10 @@
 """What a training will need of this host's memory, estimated before its first update.
 
 A run that cannot fit would swap for hours or be killed at some later time; it is refused with what to change instead.
-Nothing is assumed of the model: passes are tried with two samples and then a few more, and what they take is extended
-to the whole micro-batch. What the rest takes (gradients of other replicas, copies for checkpoints, the feed) is known
-from the sizes of the tensors. Most trainings fit many times over, which the first trial shows already.
+Nothing is assumed of the model. Most trainings fit many times over, which passes with two samples show already. Else
+passes with as many samples as do no harm are recorded, and every request of theirs to the allocator is extended to
+the whole micro-batch. A training, with what it keeps (gradients of other replicas, copies for checkpoints, the feed),
+is then replayed on a model of the allocator, which also tells what lies between blocks.
 """
 
 import math
@@ -17,17 +18,19 @@ from torch import Tensor, nn
 from podium.engine.parallelism import FullySharded, Pipelined
 from podium.errors import UserError
 from podium.layers.norm import inside
+from podium.machine.heap import Heap
 from podium.machine.memory import host_bytes, peak_bytes, reset_peak, resident_bytes
 from podium.optim.state_tensors import state_tensors
 from podium.replica_tree import subtrees
 from podium.training.build import Training
 from podium.training.feeding import feed_bytes
+from podium.training.pass_requests import extended, recorded
 from podium.ui.console import warn
 
 _GB = 1e9
-#: samples of the first trial, and the largest share of a micro-batch in the second
-_FEW, _SHARE = 2, 8
-#: of the available memory, what the second trial may take
+#: samples of the first trial
+_FEW = 2
+#: of the available memory, what a later one may take
 _TRIAL_SHARE = 0.25
 #: what drawing the report takes: matplotlib's libraries, and figures for which memory of the passes is used again
 _REPORT_LIBRARIES_BYTES, _REPORT_FIGURES_BYTES = 70 << 20, 50 << 20
@@ -109,20 +112,92 @@ def estimate(training: Training, enough: int = 0) -> Estimate | None:
     micro_batch, valid_micro, rest = training.recipe.batch.micro_batch, _valid_micro(training), _rest(training)
     with _unchanged(training.state.model):
         few = min(_FEW, micro_batch)
-        passes = -(-_trial(training, few) // few) * max(micro_batch, valid_micro)  # compiles kernels, which stay
+        first = _trial(training, few)  # compiles kernels, which stay
+        passes = -(-first // few) * max(micro_batch, valid_micro)
         if passes + rest > enough:
-            passes = max(_extended(training, micro_batch), _extended(training, valid_micro, train=False))
+            most = _affordable(training, first // few)
+            train = _requests(training, micro_batch, most)
+            valid = _requests(training, valid_micro, most, train=False)
+            passes, taken = _replayed(training, train, valid)
+            rest = taken - passes
     reset_peak()
     return Estimate(resident_bytes(), passes, rest + _report(training, passes))
+
+
+def _affordable(training: Training, sample_bytes: int) -> int:
+    """Return how many samples a trial may have without doing harm itself."""
+    _, available = host_bytes()
+    share = _TRIAL_SHARE * available / len(training.placement.instances.neighbours)
+    return max(_FEW, int(share / max(1, sample_bytes)))
+
+
+def _requests(training: Training, num_samples: int, most: int, *, train: bool = True) -> list[int]:
+    """Return what passes of a micro-batch request of the allocator, from passes with at most `most` samples."""
+    more = min(num_samples, most)
+    large = recorded(lambda: _pass(training, more, train=train))
+    if more == num_samples:
+        return large
+    few = max(1, more // 2)
+    small = recorded(lambda: _pass(training, few, train=train))
+    found = extended(small, few, large, more, num_samples)
+    if found is not None:
+        return found
+    # Other operators run with other numbers of samples: only the most in use is extended.
+    sizes = [_most_of(small), _most_of(large)]
+    return [sizes[1] + max(0, sizes[1] - sizes[0]) * (num_samples - more) // max(1, more - few)]
+
+
+def _most_of(requests: list[int]) -> int:
+    heap = Heap()
+    heap.replay(requests)
+    return heap.most
+
+
+def _replayed(training: Training, train: list[int], valid: list[int]) -> tuple[int, int]:
+    """Return what a heap takes from the system for passes alone, and for a whole training."""
+    alone = Heap()
+    for requests in (train, train, valid, valid):
+        alone.replay(requests)
+    heap = Heap()
+    heap.take(feed_bytes(training))
+    state, parallelism, lengths = training.state, training.parallelism, training.task.lengths
+    gradients = [param.numel() * param.element_size() for param in state.model.parameters() if param.requires_grad]
+    sums = [heap.take(size) for _ in range(_num_sums(training)) for size in gradients]
+    heap.replay(train)
+    if state.optimiser.own is not None:
+        heap.take(state.optimiser.own.unmade_bytes())
+    heap.replay(train)
+    for block in sums:
+        heap.give(block)
+    tensors = [tensor.numel() * tensor.element_size() for tensor in state.model.state_dict().values()]
+    if state.average is not None:
+        for size in tensors:
+            heap.take(size)
+    for _ in range(2):
+        heap.replay(valid)
+    if parallelism.saves and parallelism.holders is None:
+        for size in [*tensors, *(t.numel() * t.element_size() for t in state_tensors(state.optimiser).values())]:
+            heap.take(size)
+        every = lengths.updates(training.recipe.checkpoint.every)
+        if 0 < every < lengths.total_updates:
+            for requests in (train, valid):
+                heap.replay(requests)
+    return alone.most, heap.most
+
+
+def _num_sums(training: Training) -> int:
+    """Return how many sets of gradients are kept beside those of the replica that is running."""
+    placement = training.placement
+    num_subtrees = len(subtrees(placement.replicas, placement.topology.num_replicas))
+    sent = num_subtrees if training.parallelism.data_group.count > 1 else 0
+    return math.ceil(math.log2(len(placement.replicas))) + sent
 
 
 def _rest(training: Training) -> int:
     state, parallelism = training.state, training.parallelism
     gradients = sum(param.numel() * param.element_size() for param in state.model.parameters() if param.requires_grad)
     weights = sum(tensor.numel() * tensor.element_size() for tensor in state.model.state_dict().values())
-    num_local = len(training.placement.replicas)
-    num_subtrees = len(subtrees(training.placement.replicas, training.placement.topology.num_replicas))
-    sums = gradients * (math.ceil(math.log2(num_local)) + (parallelism.data_group.count > 1) * num_subtrees)
+    sums = gradients * _num_sums(training)
     average = weights if state.average is not None else 0
     unmade = 0 if state.optimiser.own is None else state.optimiser.own.unmade_bytes()
     copies = 0
@@ -145,28 +220,18 @@ def _valid_micro(training: Training) -> int:
     return min(section.micro, num_samples, section.max_samples or num_samples)
 
 
-def _extended(training: Training, micro_batch: int, *, train: bool = True) -> int:
-    """Return what passes of a micro-batch take, from trials with few samples."""
-    few = min(_FEW, micro_batch)
-    first = _trial(training, few, train=train)
-    if few == micro_batch:
-        return first
-    # The first trial says how many samples the second may have, so that it does no harm itself.
-    _, available = host_bytes()
-    sharing = len(training.placement.instances.neighbours)
-    affordable = int(_TRIAL_SHARE * available / sharing / max(1, first) * few)
-    more = max(few + 1, min(max(2 * few, micro_batch // _SHARE), affordable, micro_batch))
-    second = _trial(training, more, train=train)
-    slope = max(0.0, (second - first) / (more - few))
-    return int(second + slope * (micro_batch - more))
-
-
-def _trial(training: Training, num_samples: int, *, train: bool = True) -> int:
+def _trial(training: Training, num_samples: int) -> int:
     """Return the most that passes of `num_samples` take beyond what is in use before."""
-    model, workload = training.state.model, training.task.workload
-    batch = workload.example(num_samples)
     reset_peak()
     before = resident_bytes()
+    _pass(training, num_samples)
+    return max(0, peak_bytes() - before)
+
+
+def _pass(training: Training, num_samples: int, *, train: bool = True) -> None:
+    """Run passes of a micro-batch, and forget their gradients."""
+    model, workload = training.state.model, training.task.workload
+    batch = workload.example(num_samples)
     if train:
         with inside(_Alone()):
             workload.loss(model, batch).sum.backward()
@@ -176,7 +241,6 @@ def _trial(training: Training, num_samples: int, *, train: bool = True) -> int:
         with torch.inference_mode():
             workload.loss(model.eval(), batch)
         model.train()
-    return max(0, peak_bytes() - before)
 
 
 class _Alone:

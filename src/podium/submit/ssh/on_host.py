@@ -106,12 +106,13 @@ def state(part: Part) -> dict[str, Any]:
     return {"pid": process.pid if process else None, "code": int(code) if code.isdecimal() else None}
 
 
-def stop(part: Part) -> None:
-    """Have this host's part save and end."""
+def stop(part: Part) -> bool:
+    """Have this host's part save and end, and with it those of the others; return whether it was there."""
     process = _alive(part)
     if process is not None:
         for child in process.children():
             child.terminate()
+    return process is not None
 
 
 def _alive(part: Part) -> psutil.Process | None:

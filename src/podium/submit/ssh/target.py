@@ -131,8 +131,10 @@ class SshTarget:
     def cancel(self, job: JobRecord) -> None:
         """Have every host's part save and end."""
         site, parts = _of(job)
+        # They agree on when to stop: a second signal would find those of the other hosts as they end.
         for part in parts:
-            _ask(part, site, "stop", PurePosixPath(job.folder), {})
+            if _ask(part, site, "stop", PurePosixPath(job.folder), {}).get("stopped"):
+                return
 
 
 def _shell(part: HostPart, site: Site) -> Shell:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # imports a compiled library
 #: More tokens would make no visible difference.
 _MAX_TOKENS = 65_536
 #: Number of logits held at a time.
-_MAX_LOGITS = 1 << 26
+_MAX_LOGITS = 1 << 23
 _COLUMNS, _LINES = 96, 30
 _FONT_SIZE = 8.5
 _FONT_WIDTH = 0.602  # of DejaVu Sans Mono, relative to its size
@@ -103,9 +103,11 @@ def _test_losses(model: Gpt2, source: Source) -> tuple[NDArray, NDArray, NDArray
         with torch.inference_mode():
             for part in windows.split(at_once):
                 tokens = part.long()
-                logits, target = model(tokens[:, :-1]).float(), tokens[:, 1:]
-                losses.append(F.cross_entropy(logits.transpose(1, 2), target, reduction="none").cpu().numpy())
-                right.append((logits.argmax(dim=2) == target).cpu().numpy())
+                shape, target = tokens[:, 1:].shape, tokens[:, 1:].reshape(-1)
+                logits = model(tokens[:, :-1]).float().flatten(0, 1)
+                losses.append(F.cross_entropy(logits, target, reduction="none").view(shape).cpu().numpy().copy())
+                right.append((logits.argmax(dim=1) == target).view(shape).cpu().numpy().copy())
+                del logits  # not while the next ones are computed
     finally:
         model.train(was_training)
     return buffers["tokens"], np.concatenate(losses).astype(np.float64), np.concatenate(right)
