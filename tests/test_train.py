@@ -70,6 +70,7 @@ def test_a_run_leaves_everything_the_design_names(tiny, tmp_path):
     assert {"compile", "train", "input_wait", "communication", "valid", "checkpoint"} <= summary["seconds"].keys()
     assert len(summary["weights_sha256"]) == len(summary["recipe_sha256"]) == 64
     assert summary["topology"] == {"hosts": 1, "instances": 1, "replicas": 1, "stages": 1}
+    assert {(record["topology/hosts"], record["topology/instances"]) for record in run.records()} == {(1, 1)}
     assert list(run.tensorboard.glob("events.out.tfevents.*"))
     assert run.recipe() == load_recipe(tiny[0], [*tiny[1:], "log.tensorboard=true", "log.report=true"])
 

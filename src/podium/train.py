@@ -28,7 +28,7 @@ from podium.runs.observers import Observers
 from podium.runs.recipe_changes import check_changes
 from podium.runs.summary import SummaryWriter
 from podium.runs.tensorboard import add_prediction
-from podium.topology import Topology, usable_cores
+from podium.topology import Topology
 from podium.training.build import Training, build_model, build_training, threads_per_replica
 from podium.training.clock import Clock
 from podium.training.feeding import build_engine, samples_of_updates
@@ -201,7 +201,6 @@ def _loop(
     """Make updates until the end or a request to stop; return the reason of the request, or None at the end."""
     recipe, lengths, state, lead = training.recipe, training.task.lengths, training.state, training.placement.is_lead
     progress, total = state.progress, state.progress.last_update(lengths.total_updates)
-    per_call = recipe.engine.updates_per_call
     valid_every, save_every = lengths.updates(recipe.valid.every), lengths.updates(recipe.checkpoint.every)
 
     def compiled(executable: Executable) -> None:
@@ -210,7 +209,7 @@ def _loop(
         summary.executable = executable
 
     engine = build_engine(training, Events(partial(clock.move, "communication"), compiled))
-    saved_at, meter = progress.update, Meter(clock, lengths, progress.update, len(usable_cores()))
+    saved_at, meter = progress.update, Meter(clock, lengths, progress.update, training.placement.topology)
 
     with (
         Telemetry(
@@ -230,16 +229,15 @@ def _loop(
             take_average(training)
             valid_due = update == total or (valid_every > 0 and update % valid_every == 0)
             save_due = update == total or (save_every > 0 and update % save_every == 0)
-            record_due = valid_due or save_due or update % per_call == 0
+            record_due = valid_due or save_due or update % recipe.engine.updates_per_call == 0
             if not (record_due or stopping):
                 continue
             progress.pending.extend(engine.collect())  # waits for the device
             check_finite(progress.pending, update)
             if record_due:
                 record = lengths.place(update) | named("train", progress.take_train())
-                record |= (
-                    {"train/lr": lr} | meter.record(update) | state.loss_scale.record() | summary.monitoring.record()
-                )
+                record |= {"train/lr": lr} | meter.record(update)
+                record |= state.loss_scale.record() | summary.monitoring.record()
                 improved = False
                 if valid_due:
                     with clock.phase("valid"):

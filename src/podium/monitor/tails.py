@@ -49,7 +49,7 @@ class RecordTail:
     def _add(self, record: Record) -> None:
         self.last = {**self.last, **record}
         for name, value in record.items():
-            if "/" not in name or name.startswith("time/") or len(name) > 100:
+            if "/" not in name or name.startswith(("time/", "topology/")) or len(name) > 100:
                 continue
             if name not in self.curves and len(self.curves) >= _MAX_CURVES:
                 continue

@@ -56,7 +56,9 @@ def missing_metric(study: StudySection, names: Iterable[str], until: Duration | 
             "less, or halving.first to more"
         )
     known = ", ".join(
-        sorted(name for name in names if "/" in name and not name.startswith(("time/", "device/", "system/")))
+        sorted(
+            name for name in names if "/" in name and not name.startswith(("time/", "device/", "system/", "topology/"))
+        )
     )
     return MetricMissing(f"{study.metric} is not recorded by these runs: choose one of {known or 'none'}")
 

@@ -5,16 +5,18 @@ from typing import Any
 
 from podium.engine.state import Lengths, Progress
 from podium.recipe.sections.metric import StopSection
+from podium.topology import Topology, usable_cores
 from podium.training.clock import Clock, Utilisation
 from podium.ui.console import clock_text, number
 
 
 class Meter:
-    """Samples per second of training time since the last record."""
+    """Samples per second of training time since the last record, and on what they were trained."""
 
-    def __init__(self, clock: Clock, lengths: Lengths, update: int, num_cores: int) -> None:
+    def __init__(self, clock: Clock, lengths: Lengths, update: int, topology: Topology) -> None:
         self._clock, self._lengths = clock, lengths
-        self._utilisation = Utilisation(num_cores)
+        self._topology = {f"topology/{name}": topology.record()[name] for name in ("hosts", "instances")}
+        self._utilisation = Utilisation(len(usable_cores()))
         self._update, self._seconds = update, clock.seconds()
         self.samples_per_second = 0.0
 
@@ -28,6 +30,7 @@ class Meter:
             "time/input_wait_s": now["input_wait"] - before["input_wait"],
             "time/total_s": now["total"],
             "device/cpu_percent": self._utilisation.percent(),
+            **self._topology,
         }
 
 
