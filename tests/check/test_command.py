@@ -31,6 +31,7 @@ def test_a_shipped_recipe_keeps_every_promise(tmp_path):
     assert (tmp_path / "trials" / "trial-1" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_trials_never_overwrite(tmp_path):
     (tmp_path / "mine").mkdir()
     assert_user_error(podium_ended(tmp_path, "check", "mnist", "--keep", "mine"), "mine: it already exists")

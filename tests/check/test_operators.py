@@ -34,6 +34,7 @@ def spoilt(monkeypatch, spoil):
     monkeypatch.setattr(Workload, "loss", loss)
 
 
+@pytest.mark.slow
 def test_every_workload_repeats_and_its_replicas_are_independent(one_thread):
     for workload in TINY:
         recipe = recipe_of(workload)

@@ -71,6 +71,7 @@ def test_mistakes_make_no_folder(args, said, folder, monkeypatch):
     assert run_files(folder) == before
 
 
+@pytest.mark.slow
 def test_the_code_of_the_run_goes_along(tmp_path):
     (tmp_path / "watcher.py").write_text("class Watcher:\n    def on_end(self, run, summary):\n        pass\n")
     recipe = write_own(tmp_path)

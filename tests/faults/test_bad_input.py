@@ -85,6 +85,7 @@ def test_an_accelerator_that_is_not_there(here):
     assert "engine.device" in refused(here, "train", *TINY["mnist"], "engine.device=cuda", "--out", "run")
 
 
+@pytest.mark.slow
 def test_from_the_start_of_python_too(tmp_path):
     done = podium_afresh(tmp_path, "train", "mnist", "workload.data.path=nowhere", "--out", "run")
     assert_user_error(done, "nowhere", "expected a folder that exists")

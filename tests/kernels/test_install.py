@@ -139,6 +139,7 @@ def test_auto_depends_on_the_kind_of_device_alone():
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such settings")
+@pytest.mark.slow
 def test_freed_memory_stays_with_the_process():
     script = """
 import resource, torch

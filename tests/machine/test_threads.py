@@ -54,6 +54,7 @@ print("cores", torch.get_num_threads())
 
 
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="one core has no workers")
+@pytest.mark.slow
 def test_the_feed_and_the_saver_are_one_thread_each():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -105,12 +106,14 @@ print([name for name in ("torch._dynamo", "torch._inductor", "sympy", "matplotli
 """
 
 
+@pytest.mark.slow
 def test_the_first_update_loads_no_compiler():
     """torch's takes longer to load than all else until the first update."""
     done = subprocess.run([sys.executable, "-c", FIRST_UPDATE], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.slow
 def test_the_training_keeps_its_threads_when_another_thread_starts_with_one():
     """In a new process, where nothing has been computed yet."""
     code = """

@@ -89,6 +89,7 @@ def test_the_weights_are_the_same_after_a_kill_and_a_resume_on_another_number_of
     assert Run(run).summary()["weights_sha256"] == Run(tmp_path / "whole").summary()["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_changed_file_stops_a_resume_which_goes_on_with_the_copy(tmp_path, monkeypatch):
     monkeypatch.setattr(own_code, "CHOICE", own_code.Choice())
     assert podium_here("train", write_lion(tmp_path), "--out", tmp_path / "run").returncode == 0
@@ -107,6 +108,7 @@ def test_a_changed_file_stops_a_resume_which_goes_on_with_the_copy(tmp_path, mon
     assert Run(tmp_path / "run").summary()["weights_sha256"] != weights
 
 
+@pytest.mark.slow
 def test_an_optimiser_for_a_shipped_workload_has_copies_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(own_code, "CHOICE", own_code.Choice())
     (tmp_path / "lion.py").write_text(LION)
@@ -120,6 +122,7 @@ def test_an_optimiser_for_a_shipped_workload_has_copies_of_its_own(tmp_path, mon
     assert_user_error(podium_here("validate", tmp_path / "run"), "would run code that was never run here", "--trust")
 
 
+@pytest.mark.slow
 def test_other_code_has_another_digest_of_the_recipe(made, tmp_path):
     from podium.recipe.loading import load_recipe
 
@@ -131,6 +134,7 @@ def test_other_code_has_another_digest_of_the_recipe(made, tmp_path):
     assert load_recipe(str(other)).sha256() != one
 
 
+@pytest.mark.slow
 def test_what_the_optimiser_raises_is_shown_with_the_users_frames_only(tmp_path):
     code = LION.replace('state["count"] += 1', 'state["count"] += 1 if state["count"] < 20 else 1 // 0')
     recipe = write_lion(tmp_path, code)

@@ -55,6 +55,7 @@ def test_exported_models_give_the_same_outputs(workload, form, runs):
     assert "takes any number of samples; outputs compared: equal" in said
 
 
+@pytest.mark.slow
 def test_a_program_of_torch_runs_without_podium(runs, tmp_path):
     run = runs("mnist")
     exported(run, "torch_export", "--out", tmp_path / "model.pt2")

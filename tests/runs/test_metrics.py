@@ -132,6 +132,7 @@ def test_a_run_shows_the_same_in_tensorboard_as_in_its_records(tiny, tmp_path):
     assert 0 < run.summary()["cpu_percent"] <= 110
 
 
+@pytest.mark.slow
 def test_predict_shows_pictures_and_histograms_of_the_weights_in_tensorboard_once(tmp_path):
     run = Run(tmp_path / "run")
     done = podium_here("train", *TINY["mnist"], "log.tensorboard=true", "log.report=true", "--out", run.path)

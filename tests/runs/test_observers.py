@@ -99,6 +99,7 @@ def test_a_name_that_leads_to_no_observer_is_told_and_no_run_is_left(project, na
     assert not (project / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_code_of_an_observer_is_kept_and_a_changed_one_is_told_of_and_used(project):
     run, _ = trained(project, "run", "Diary")
     (record,) = run.environment()["code-observers"]
@@ -114,6 +115,7 @@ def test_the_code_of_an_observer_is_kept_and_a_changed_one_is_told_of_and_used(p
     assert heard(diary(run), "end")[-1][0] == "done"
 
 
+@pytest.mark.slow
 def test_a_run_continues_with_other_observers(project):
     run, _ = trained(project, "run")
     done = podium_here("resume", run.path, "log.observers=[watchers.py:Diary]", "--checkpoint", 12)
@@ -121,6 +123,7 @@ def test_a_run_continues_with_other_observers(project):
     assert [record["update"] for (record,) in heard(diary(run), "record")] == [16]
 
 
+@pytest.mark.slow
 def test_observers_of_a_run_from_elsewhere_ask_before_they_run(project, monkeypatch):
     run, _ = trained(project, "run", "Diary")
     monkeypatch.setenv("PODIUM_STATE", str(project / "state"))

@@ -55,6 +55,7 @@ def test_the_run_has_copies_and_checksums_of_the_file_and_of_what_it_imports(mad
 
 
 @pytest.mark.parametrize("changed", ["mine.py", "blocks.py"])
+@pytest.mark.slow
 def test_a_changed_file_stops_a_resume_which_goes_on_with_the_copy_or_the_new_file(project, changed):
     weights = Run(project / "run").summary()["weights_sha256"]
     file = project / changed
@@ -71,6 +72,7 @@ def test_a_changed_file_stops_a_resume_which_goes_on_with_the_copy_or_the_new_fi
     assert_user_error(podium_here(*resume, "--code", "both"), "expected copy or now")
 
 
+@pytest.mark.slow
 def test_other_commands_use_the_copy_of_a_file_that_has_changed_and_say_so(project):
     (project / "mine.py").write_text(WORKLOAD.replace("hidden: int = 8", "hidden: int = 9"))
     done = podium_here("validate", project / "run")

@@ -21,6 +21,7 @@ HALVING = {"halving": {"first": "1ep", "factor": 3}}
     [GRID, {**GRID, "seeds": 2}, {**GRID, **HALVING}, {**TPE, "method": "random"}, TPE, {**TPE, **HALVING}],
     ids=["grid", "seeds", "halving", "random", "tpe", "tpe-halving"],
 )
+@pytest.mark.slow
 def test_the_table_is_the_same_to_the_bit_however_many_run_at_once_and_whoever_is_faster(keys, tmp_path):
     alone, _ = conducted(tmp_path / "alone", PretendedRuns(1), **keys)
     for chance in range(2):

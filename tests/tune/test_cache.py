@@ -1,5 +1,6 @@
 """What was measured for a user's workload is kept in the cache, and forgotten when the code changes."""
 
+import pytest
 import torch
 
 from podium.machine.cache_folder import cache_folder
@@ -8,6 +9,7 @@ from podium.tune.cache import Outcome, recall, remember
 from tests.support.own import WORKLOAD, write_own
 
 
+@pytest.mark.slow
 def test_an_outcome_belongs_to_the_code_of_a_workload_and_not_to_where_it_lies(tmp_path):
     found = Outcome("2026-01-01", 1.0, 1.0, 1.0, {}, {})
     device = torch.device("cpu")

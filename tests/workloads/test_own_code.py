@@ -82,6 +82,7 @@ def test_the_recipe_of_a_training_is_identified_by_the_code_not_by_where_it_lies
     assert a == b != c
 
 
+@pytest.mark.slow
 def test_files_of_the_same_name_in_two_folders_keep_their_own_modules(tmp_path):
     sizes = []
     for number, folder in enumerate((tmp_path / "a", tmp_path / "b")):
