@@ -15,9 +15,10 @@ from podium.recipe.loading import load_recipe
 from podium.recipe.reading import parse_yaml
 from podium.submit.kubernetes.job import host_names, plan_pods
 from podium.submit.kubernetes.manifests import KIND, as_yaml, manifests
+from podium.submit.kubernetes.target import KubernetesTarget
 from podium.submit.kubernetes.words import pod_name
 from podium.submit.site import site_from_tree
-from podium.submit.target import Wishes
+from podium.submit.target import Request, Wishes
 
 RECIPE = load_recipe("mnist", ["batch.replicas=4"])
 PORT = RECIPE.launch.port
@@ -214,6 +215,13 @@ def test_a_site_that_cannot_be_meant_is_one_sentence(changed, part):
     with pytest.raises(UserError, match="kubernetes") as told:
         objects_of("job", **changed)
     assert part in str(told.value)
+
+
+@pytest.mark.parametrize("key", [{"modules": ["cuda/12"]}, {"scratch": {"cache": "/scratch"}}])
+def test_what_pods_cannot_use_of_a_site_is_told(key):
+    request = Request("run", "mnist", (), RECIPE, site_from_tree({**SITE, **key}), Wishes())
+    with pytest.raises(UserError, match=f"^{next(iter(key))} in the site means nothing to pods"):
+        KubernetesTarget().prepare(request)
 
 
 def test_one_pod_needs_no_names_and_no_secret_of_hosts():

@@ -112,6 +112,12 @@ def _planned(request: Request, name: str | None = None) -> tuple[Pods, list[Tree
         raise UserError("studies cannot be handed to Kubernetes yet: submit their runs one by one, or use slurm")
     if site.container is None:
         raise UserError("Kubernetes needs an image: name it as container.image in the site")
+    ignored = [key for key in ("modules", "scratch") if getattr(site, key)]
+    if ignored:
+        raise UserError(
+            f"{ignored[0]} in the site means nothing to pods: put what they need into the image, and folders into "
+            "kubernetes.data"
+        )
     own = [one for one in names_in(request.recipe.tree()) if is_own_file(one)]
     if own:
         raise UserError(
