@@ -30,7 +30,8 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel):
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
         licences = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
-    files = (path for path in (ROOT / "src" / "podium").rglob("*.*") if "__pycache__" not in path.parts)
+    every = (path for path in (ROOT / "src" / "podium").rglob("*") if path.is_file())
+    files = (path for path in every if "__pycache__" not in path.parts)
     assert packed == {path.relative_to(ROOT / "src").as_posix() for path in files}
     assert len(licences) == 1
 
