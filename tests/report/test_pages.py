@@ -100,6 +100,7 @@ def test_the_table_sorts_filters_and_leads_the_curves(many, open_page):
 def test_axes_switch_and_all_curves_zoom_together(many, open_page):
     page = open_page(many)
     loss = "Curves.made.find(({ chart }) => chart.title === 'valid/loss').plot"
+    page.locator("#metrics").scroll_into_view_if_needed()  # what is out of sight is not drawn
     assert page.evaluate(f"{loss}.options.x.label") == "epochs"
     for axis, last in (("update", 80), ("samples", 5120), ("seconds", 80), ("epoch", 4)):
         page.locator("#axis").select_option(axis)

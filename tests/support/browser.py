@@ -71,6 +71,7 @@ def open_page(browser) -> Iterator:
             "request", lambda request: None if request.url.startswith((own, "data:")) else errors.append(request.url)
         )
         page.goto(path.resolve().as_uri() if isinstance(path, Path) else path)
+        page.bring_to_front()  # a page behind others draws nothing
         return page
 
     yield opened
