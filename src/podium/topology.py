@@ -27,6 +27,8 @@ class Topology:
     host_cores: int | None = None
     #: instances on each host; not given: as even as can be
     given_sizes: tuple[int, ...] = ()
+    #: accelerators of this host's instances, as shown; none: they compute on its processors
+    local_devices: tuple[str, ...] = ()
 
     @property
     def host_sizes(self) -> tuple[int, ...]:
@@ -48,6 +50,10 @@ class Topology:
     def stage_of(self, instance: int) -> int:
         """Return the stage that an instance carries; 0 if replicas are not divided into stages."""
         return instance % self.num_stages
+
+    def local_index(self, instance: int) -> int:
+        """Return the number of an instance on its host."""
+        return instance - self.instances_on(self.host_index_of(instance)).start
 
     def host_of(self, instance: int) -> str:
         return self.hosts[self.host_index_of(instance)]
@@ -80,9 +86,11 @@ class Topology:
             stage = self.stage_of(instance)
             row += [f"stage {stage}"] if self.num_stages > 1 else []
             row += [str(self.stage_layers[stage])] if self.stage_layers else []
+            row += [self.local_devices[self.local_index(instance)]] if self.local_devices else []
             rows.append(row)
         columns = ["host", "instance", "replicas"]
         columns += (["stage"] if self.num_stages > 1 else []) + (["layers"] if self.stage_layers else [])
+        columns += ["device"] if self.local_devices else []
         counts = [("host", len(self.hosts)), ("instance", self.num_instances), ("replica", self.num_replicas)]
         counts += [("stage", self.num_stages)] if self.num_stages > 1 else []
         return Table("Topology", columns, rows, " · ".join(_counted(*count) for count in counts))

@@ -111,6 +111,7 @@ HELLO = {
     "recipe_sha256": "abc",
     "instruction_set": "AVX2",
     "numerics_variables": "none",
+    "device": "cpu",
     "host": "a",
 }
 
@@ -120,7 +121,8 @@ HELLO = {
     [("podium", "versions of Podium differ"), ("torch", "versions of torch differ"),
      ("recipe_sha256", "recipes differ"),
      ("instruction_set", "instruction sets differ"),
-     ("numerics_variables", "variables of the environment that change results differ")],
+     ("numerics_variables", "variables of the environment that change results differ"),
+     ("device", "devices differ")],
 )  # fmt: skip
 def test_instances_that_do_not_fit_together_are_told_where_they_differ(key, part):
     with pytest.raises(UserError) as caught:

@@ -17,6 +17,7 @@ from rich.table import Table
 from podium import __version__
 from podium.kernels import registry
 from podium.machine.cache_folder import cache_folder
+from podium.machine.device import device_name
 from podium.topology import usable_cores
 from podium.ui.console import out
 
@@ -72,7 +73,8 @@ def _accelerator() -> tuple[bool | None, str]:
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:
         return None, "none; training runs on the processor"
-    return True, f"{torch.accelerator.device_count()} × {device.type}"
+    names = [device_name(torch.device(device.type, index)) for index in range(torch.accelerator.device_count())]
+    return True, ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
 
 
 def _sgemm() -> tuple[bool | None, str]:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -21,6 +22,7 @@ from podium.errors import Interrupted, UserError
 from podium.launch.environment import Place, find_host_index, find_place
 from podium.launch.plan import plan_launch, ssh_commands
 from podium.launch.secret import take_secret
+from podium.machine.device import device_identity, device_name, num_devices, resolve_device, use_device
 from podium.machine.numerics import numerics_variables
 from podium.plan.history import grade
 from podium.recipe.loading import Recipe, load_recipe, recipe_with
@@ -164,7 +166,17 @@ def _go_back(run: Run, update: int | None) -> None:
 
 def topology(name: str, overrides: list[str], num_instances: str | None, hosts: str | None) -> None:
     """Draw which host and instance carries which replicas and stages."""
-    show_table(_topology(load_recipe(name, overrides), num_instances, hosts).table())
+    recipe = load_recipe(name, overrides)
+    found, device, per_device = (
+        _topology(recipe, num_instances, hosts),
+        recipe.engine.device,
+        recipe.launch.instances_per_device,
+    )
+    if num_devices(device):
+        places = range(max(found.host_sizes))
+        shown = tuple(str(resolve_device(device, place, per_device)) for place in places)
+        found = replace(found, local_devices=shown)
+    show_table(found.table())
 
 
 def _topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> Topology:
@@ -185,6 +197,8 @@ def _topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> T
     else:
         cores = len(usable_cores())
         threads = resolve_threads(recipe.engine.threads, cores, num_replicas * num_stages)
+        if devices := num_devices(recipe.engine.device):
+            cores, threads = devices * recipe.launch.instances_per_device, 1
         count = auto_instances(num_replicas, cores * len(names), threads, num_stages, len(names))
     return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers, sizes)
 
@@ -208,6 +222,7 @@ def launch_instances(
     command = (sys.executable, "-m", "podium", *arguments)
     index = find_host_index(os.environ) if join else None
     plan = plan_launch(topology, local_names(), recipe.launch.port, command, index, started_again=started_again)
+    _check_enough_devices(recipe, len(plan.instances))
     if len(plan.instances) * threads > cores:
         warn(
             f"{len(plan.instances)} instances × {threads} threads share the {cores} cores of this host "
@@ -219,6 +234,15 @@ def launch_instances(
         others = ssh_commands(plan, recipe.launch.ssh, str(Path.cwd()), whole)
     agent.launch(plan, recipe.launch, others, secret)
     return plan.host_index == 0
+
+
+def _check_enough_devices(recipe: Recipe, num_local: int) -> None:
+    devices, per_device = num_devices(recipe.engine.device), recipe.launch.instances_per_device
+    if devices and num_local > devices * per_device:
+        raise UserError(
+            f"{num_local} instances on this host, which has {devices} {'device' if devices == 1 else 'devices'} for "
+            f"them: start fewer, or let them share with launch.instances_per_device={-(-num_local // devices)}"
+        )
 
 
 def _tell_end(run: Run) -> None:
@@ -274,6 +298,8 @@ def run_as_instance(
     def load_task() -> InstanceTask:
         with _own_errors_told():
             recipe, body = load()
+        per_device = recipe.launch.instances_per_device
+        device = use_device(resolve_device(recipe.engine.device, place.local_index, per_device))
         facts = {
             "podium": __version__,
             "torch": torch.__version__,
@@ -281,6 +307,9 @@ def run_as_instance(
             "instruction_set": torch.backends.cpu.get_cpu_capability(),
             "numerics_variables": ", ".join("=".join(pair) for pair in numerics_variables(os.environ).items())
             or "none",
+            "device": device_name(device),
+            "device_identity": device_identity(device),
+            "instances_per_device": per_device,
         }
 
         def run(topology: Topology, instances: Instances) -> None:

@@ -39,7 +39,10 @@ _MUST_AGREE = {
     "recipe_sha256": "recipes",
     "instruction_set": "instruction sets",
     "numerics_variables": "variables of the environment that change results",
+    "device": "devices",
 }
+#: those whose values are told up to 60 characters; a checksum is told shorter
+_IN_WORDS = ("numerics_variables", "device")
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,7 @@ def _greet(store: dist.Store, place: Place, own: Mapping[str, Any], timeout_s: f
     try:
         check_hellos(hellos)
         check_order(hellos)
+        check_devices(hellos)
     except UserError:
         if place.index == 0:  # the store may be its own, so it stays until all others have read
             with suppress(RuntimeError, dist.DistError):
@@ -205,8 +209,7 @@ def check_hellos(hellos: Sequence[Mapping[str, Any]]) -> None:
     for index, hello in enumerate(hellos):
         for name, called in _MUST_AGREE.items():
             if hello[name] != first[name]:
-                # Long enough for a name and a value, not for a checksum.
-                short = [str(value[name])[: 60 if name == "numerics_variables" else 16] for value in (first, hello)]
+                short = [str(value[name])[: 60 if name in _IN_WORDS else 16] for value in (first, hello)]
                 raise _Disagreement(
                     f"{called} differ: {short[0]} on {first['host']} (instance 0), "
                     f"{short[1]} on {hello['host']} (instance {index})"
@@ -222,6 +225,23 @@ def check_order(hellos: Sequence[Mapping[str, Any]]) -> None:
             raise _Disagreement(
                 f"instance {index} is out of place on {hosts[index]}: the instances of a host must be consecutive, and "
                 "its launcher must have started all of them (with Slurm: --distribution=block)"
+            )
+
+
+def check_devices(hellos: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UserError where more instances than the recipe asks for have taken one device of their host."""
+    taken: dict[tuple[str, str], list[int]] = {}
+    for index, hello in enumerate(hellos):
+        if hello["device_identity"]:
+            taken.setdefault((str(hello["host"]), str(hello["device_identity"])), []).append(index)
+    for (host, _), indices in taken.items():
+        if len(indices) > (asked := hellos[0]["instances_per_device"]):
+            num_devices = sum(on == host for on, _ in taken)
+            raise _Disagreement(
+                f"instances {', '.join(map(str, indices))} would share a device of {host}, whose "
+                f"{hellos[indices[0]]['local_count']} instances find {num_devices} "
+                f"{'device' if num_devices == 1 else 'devices'}: start fewer, or ask for it with "
+                f"launch.instances_per_device={max(asked + 1, len(indices))}"
             )
 
 

@@ -39,6 +39,7 @@ BIT_CONDITIONS = (
     "threads_per_replica",
     "busy_threads",
     "device",
+    "accelerator",
     "kernels",
     "numerics_variables",
 )
@@ -232,6 +233,7 @@ def environment(
     import torch
 
     from podium.kernels import registry
+    from podium.machine.device import accelerator_facts
 
     return {
         "started": _now(),
@@ -242,7 +244,8 @@ def environment(
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "threads_per_replica": threads_per_replica,
         "busy_threads": busy_threads or threads_per_replica,
-        "device": str(device),
+        "device": device.type,  # its number is that of a process
+        "accelerator": accelerator_facts(device),
         "kernels": registry.in_use(),
         "numerics_variables": numerics_variables(os.environ),
         "num_cores": len(usable_cores()),
@@ -259,7 +262,7 @@ def environment(
 def differing_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the conditions of bit-equality that differ between two environments, as text."""
     differing = [name for name in BIT_CONDITIONS if before.get(name) != now.get(name)]
-    for name in ("kernels", "numerics_variables"):
+    for name in ("accelerator", "kernels", "numerics_variables"):
         if name not in before and name in differing:  # a run from before they were recorded
             differing.remove(name)
     code: list[str] = []
@@ -267,6 +270,13 @@ def differing_conditions(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
         had_code, has_code = (side.get(place, {}).get("files", {}) for side in (before, now))
         code += sorted(path for path in had_code if has_code.get(path, had_code[path]) != had_code[path])
     texts = {name: f"{name} {before.get(name)} → {now.get(name)}" for name in differing}
+    if "accelerator" in differing:
+        had, has = ((side.get("accelerator") or {}) for side in (before, now))
+        texts["accelerator"] = ", ".join(
+            f"{key} of the accelerator {had.get(key, 'not set')} → {has.get(key, 'not set')}"
+            for key in {**had, **has}
+            if had.get(key) != has.get(key)
+        )
     if "kernels" in differing:
         had, has = set(before["kernels"]), set(now.get("kernels", ()))
         changes = {"without": sorted(had - has), "with": sorted(has - had)}

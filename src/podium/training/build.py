@@ -26,7 +26,7 @@ from podium.errors import UserError
 from podium.kernels.install import resolve_layout
 from podium.layers.norm import AnyBatchNorm
 from podium.machine.allocator import give_back_memory, keep_memory
-from podium.machine.device import resolve_device
+from podium.machine.device import resolve_device, use_device
 from podium.machine.threads import use_threads
 from podium.optim.averaging import WeightAverage
 from podium.optim.lr_scaling import scaled_lr
@@ -69,8 +69,9 @@ def build_training(
     `fresh`: load the initial weights that the recipe names, if any. `checkpoint`: continue from it. `data_of`: use the
     samples of this task instead of opening them again. Collective where there are several instances.
     """
-    device, instances = resolve_device(recipe.engine.device), instances or Instances.alone()
-    topology = topology or build_topology(recipe.batch.num_replicas)
+    topology, instances = topology or build_topology(recipe.batch.num_replicas), instances or Instances.alone()
+    local_index = topology.local_index(instances.index)
+    device = use_device(resolve_device(recipe.engine.device, local_index, recipe.launch.instances_per_device))
     threads = threads or threads_per_replica(recipe, topology)
     use_threads(threads)
     if recipe.parallel.shard == "parameters":

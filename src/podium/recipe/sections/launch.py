@@ -3,7 +3,7 @@
 import shlex
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, NonNegativeInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from podium.recipe.durations import Seconds
 from podium.recipe.section import Section
@@ -32,3 +32,5 @@ class LaunchSection(Section):
     ssh: Annotated[str, AfterValidator(_command)] = "ssh"
     #: rotate instances that have one core each over the cores, so that all share the slowest one equally
     turns: bool = True
+    #: instances of a host that share an accelerator; only where this asks for it
+    instances_per_device: PositiveInt = 1

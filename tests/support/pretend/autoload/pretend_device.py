@@ -1,5 +1,5 @@
-"""The pretend accelerator in a process of its own: torch loads it by the entry point `torch.backends`, as it loads those
-of other makers. `pretend/__init__.py` builds the library and sets the variables that this reads.
+"""The pretend accelerator in a process of its own: torch loads it by the entry point `torch.backends`, as those of
+other makers. `pretend/__init__.py` builds the library and sets the variables that this reads.
 
     PRETEND_LIBRARY    the compiled library
     PRETEND_DEVICES    number of devices
