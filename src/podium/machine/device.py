@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from podium.errors import UserError
 
@@ -57,6 +58,24 @@ def use_device(device: torch.device) -> torch.device:
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
     return device
+
+
+def move_module(module: nn.Module, device: torch.device) -> None:
+    """Move a module's parameters and buffers to the device; what several modules share stays shared.
+
+    On some devices (those of other makers, which torch loads as extensions), torch makes new parameters instead of
+    moving their data, a new one for each module that has it.
+    """
+    owners = {id(owner): owner for owner in module.modules()}
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for owner in owners.values():
+        for name, param in owner._parameters.items():
+            if param is not None:
+                places.setdefault(id(param), []).append((owner, name))
+    module.to(device)
+    for (first, name), *others in places.values():
+        for other, other_name in others:
+            other._parameters[other_name] = first._parameters[name]
 
 
 def num_devices(name: str) -> int:

@@ -26,7 +26,7 @@ from podium.errors import UserError
 from podium.kernels.install import resolve_layout
 from podium.layers.norm import AnyBatchNorm
 from podium.machine.allocator import give_back_memory, keep_memory
-from podium.machine.device import resolve_device, use_device
+from podium.machine.device import move_module, resolve_device, use_device
 from podium.machine.threads import use_threads
 from podium.optim.averaging import WeightAverage
 from podium.optim.lr_scaling import scaled_lr
@@ -166,7 +166,7 @@ def build_model(
             console.show_table(matched, message=True)
     freeze(model, recipe.optim.freeze)
     if move:
-        model.to(device)
+        move_module(model, device)
     blocks = [block for _, block in workload.stages(model)]
     layers = layers_of(blocks)
     apply_transforms(

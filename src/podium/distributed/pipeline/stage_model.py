@@ -15,6 +15,7 @@ from podium.distributed.pipeline.partition import Split, split_blocks
 from podium.distributed.pipeline.runtime import Pipeline
 from podium.distributed.pipeline.schedule import max_in_flight
 from podium.errors import UserError
+from podium.machine.device import move_module
 from podium.optim.optimisers import grouped_names, num_slots
 from podium.recipe.sections.batch import BatchSection
 from podium.recipe.sections.optim import OptimSection
@@ -83,8 +84,7 @@ def cut_model(
     data_group, pipeline_group = instances.split_groups(num_stages)
     own = set(split.blocks_of(pipeline_group.index))
     free_blocks([block for number, block in enumerate(blocks) if number not in own])
-    for number in own:
-        blocks[number].to(device)
+    move_module(nn.ModuleList(blocks[number] for number in own), device)
     pipeline = Pipeline(
         model,
         blocks,
