@@ -41,6 +41,7 @@ test-fast: setup-test
 	$(BIN)/pytest -m "not slow" -q -n 2
 
 soak: setup-test
+	PODIUM_EXAMPLES=explore $(BIN)/pytest -m "not slow" -q -n 2
 	PODIUM_KILLS=50 $(BIN)/pytest tests/faults/test_lost_instances.py -k kills
 	PODIUM_HOSTILE=8 $(BIN)/pytest tests/hostile
 

@@ -7,10 +7,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+from hypothesis import settings
 
 from tests.support.processes import podium_ended
 from tests.support.recipes import TINY
 from tests.support.warm import WARM
+
+# The same examples in every run of the suite, so that a failure belongs to a change; `make soak` draws new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("explore", print_blob=True)
+settings.load_profile(os.environ.get("PODIUM_EXAMPLES", "repeatable"))
 
 pytest_plugins = [f"tests.support.{name}" for name in ("browser", "hosts", "outcomes", "slurm", "ssh")]
 

@@ -98,6 +98,14 @@ def test_a_planned_training_prints_predicted_against_measured(state):
     assert "this training was planned" not in other.stdout
 
 
+def test_parts_measured_at_one_rate_serve_another(state):
+    name, *words = TINY["mnist"]
+    components.remember(load_recipe(name, words), PARTS)
+    rates = ["optim.lr=0.5", "optim.scale=linear", "optim.base_batch=8", "batch.replicas=4", "valid.every=2ep"]
+    assert components.recall(load_recipe(name, [*words, *rates])) == PARTS
+    assert components.recall(load_recipe(name, [*words, "optim.name=adamw", "optim.momentum=null"])) is None
+
+
 @pytest.mark.slow
 def test_parts_are_measured_by_real_instances_and_remembered(state):
     name, *words = TINY["mnist"]

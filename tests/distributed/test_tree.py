@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from podium.distributed.reduction.exchange import Exchange, load, owned_shares
@@ -101,6 +101,7 @@ def test_blocks_are_as_even_as_can_be_and_cut_where_the_tree_is(num_replicas, da
 
 
 @given(num_sent=st.lists(st.integers(1, 5), min_size=1, max_size=9))
+@example(num_sent=[1, 1, 2, 2, 2, 2, 2, 4])
 def test_no_other_shares_would_keep_the_busiest_host_less_busy(num_sent):
     shares, num_hosts = owned_shares(num_sent), len(num_sent)
 

@@ -4,7 +4,7 @@ import pytest
 
 from podium.recipe.loading import load_recipe
 from podium.rehearse.indexed_job import IndexedJob
-from podium.submit.kubernetes.job import plan_pods
+from podium.submit.kubernetes.job import Pods, plan_pods, plan_study
 from podium.submit.kubernetes.manifests import manifests
 from podium.submit.site import site_from_tree
 from podium.submit.target import Wishes
@@ -35,15 +35,15 @@ class Scripted:
         self.code = 137
 
 
+TWO = plan_pods("try", RECIPE, SITE, Wishes(nodes=(2, 2), per_node=1))
+
+
 class Job(IndexedJob):
     """A Job of two pods, by the manifest that the target makes."""
 
-    def __init__(self) -> None:
-        self.pods: dict[int, list[Scripted]] = {0: [], 1: []}
-        spec = manifests(plan_pods("try", RECIPE, SITE, Wishes(nodes=(2, 2), per_node=1)), SITE, RECIPE.tree(), 1)[0][
-            "spec"
-        ]
-        super().__init__(spec, self._start, backoff_s=0.0)
+    def __init__(self, pods: Pods = TWO) -> None:
+        self.pods: dict[int, list[Scripted]] = {index: [] for index in range(pods.count)}
+        super().__init__(manifests(pods, SITE, RECIPE.tree(), 1)[0]["spec"], self._start, backoff_s=0.0)
         self.step()
 
     def _start(self, index: int, number: int) -> Scripted:
@@ -67,6 +67,20 @@ def test_a_job_is_done_once_every_index_is():
     assert job.state == "running"
     job.end(0, 0)
     assert (job.state, job.counts) == ("done", (1, 1))
+
+
+def test_a_failing_run_of_a_study_leaves_the_others_alone_and_only_so_many_run_at_once():
+    job = Job(plan_study("try", RECIPE, SITE, Wishes(at_once=2), 3))
+    assert [len(job.pods[index]) for index in range(3)] == [1, 1, 0]
+    job.end(2)
+    assert [len(job.pods[index]) for index in range(3)] == [1, 1, 1]
+    for code in (75, 75):  # one requeue is allowed, another is not
+        job.pods[1][-1].code = code
+        job.step()
+    assert (job.state, job.given_up, len(job.pods[1])) == ("running", {0, 1}, 2)
+    job.pods[2][-1].code = 0
+    job.step()
+    assert (job.state, job.reason) == ("failed", "FailedIndexes")
 
 
 def test_interrupted_pods_start_again_so_often_and_no_more():

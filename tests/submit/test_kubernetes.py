@@ -1,11 +1,13 @@
 """`podium submit kubernetes` and the commands about its jobs, against an API server on loopback and pods that run."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from podium.recipe.loading import load_recipe, to_yaml
 from podium.runs.folder import Run
 from podium.submit.records import find_job
 from tests.support.kube import Kube, running_kube
@@ -78,6 +80,32 @@ def test_a_job_of_two_pods_that_is_evicted_and_loses_a_node_ends_at_the_weights_
     assert "done" in shown.stdout
     assert "evicted" in shown.stdout
     assert "not-to-be-seen" not in logs_of(kube) + shown.stdout + find_job("try").model_dump_json()
+
+
+@pytest.mark.slow
+def test_a_study_has_a_pod_for_each_run_and_a_failed_or_evicted_one_leaves_the_others_alone(kube):
+    Path("mine.yaml").write_text(to_yaml(load_recipe(RECIPE[0], RECIPE[1:]).tree()))
+    Path("study.yaml").write_text(
+        "recipe: mine.yaml\nset: {train.length: 24up, launch.timeout: 60}\nvalues: {optim.lr: [0.1, 1.0e-3, 1.0e+30]}\n"
+    )
+    done = podium_here("submit", "kubernetes", "study", "study.yaml", "--site", "site.yaml", "--out", "sweep",
+                       "--at-once", "2")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    job, study = kube.jobs["sweep"], Path("runs/sweep")
+    until(lambda: num_records(Run(study / "runs" / "0001")) >= 2 or job.state != "running", "records")
+    with kube.lock:
+        job.evict(1)
+    until(lambda: job.state != "running" and not job.active, "the end of the job", 120)
+    assert (job.reason, job.given_up) == ("FailedIndexes", {2}), logs_of(kube)
+    assert [(index, code) for index, code in codes(kube, "sweep") if index != 1] == [(0, 0), (2, 3)]
+    assert [code for index, code in codes(kube, "sweep") if index == 1] == [75, 0], logs_of(kube)
+    shown = podium_here("status", "sweep")
+    assert "2 of 3 runs done, 1 failed" in shown.stdout
+    listed = podium_here("study", "status", str(study), "--json")
+    assert listed.returncode == 0, listed.stderr
+    runs = json.loads(listed.stdout)["runs"]
+    assert [one["state"] for one in runs] == ["finished", "finished", "failed"]
+    assert "valid/loss" in (study / "table.csv").read_text()
 
 
 @pytest.mark.slow

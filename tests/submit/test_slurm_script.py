@@ -15,8 +15,8 @@ from podium.study.definition import check_values, study_from_tree
 from podium.submit.site import load_site, read_site
 from podium.submit.slurm.script import batch_script
 from podium.submit.slurm.shape import find_shape
-from podium.submit.slurm.studies import begin_study
 from podium.submit.slurm.target import SlurmTarget
+from podium.submit.studies import begin_study
 from podium.submit.target import Request, Wishes
 from tests.support.processes import assert_user_error, podium_here, run_files
 

@@ -187,7 +187,7 @@ class Kube:
             kind = "Complete" if job.state == "done" else "Failed"
             conditions = [{"type": kind, "status": "True", "reason": job.reason, "message": job.message}]
         status = {"active": len(job.active), "succeeded": len(job.succeeded), "failed": job.failures,
-                  "conditions": conditions}  # fmt: skip
+                  "failedIndexes": ",".join(map(str, sorted(job.given_up))), "conditions": conditions}  # fmt: skip
         return {**self.objects["jobs", name], "status": status}
 
     # --- the controller -------------------------------------------------------------------------------------------

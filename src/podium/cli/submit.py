@@ -185,6 +185,19 @@ def collect(study: Folder) -> None:
     collect(study)
 
 
+@attempt_app.command("element")
+def element(
+    definition: Folder,
+    study: Folder,
+    number: Annotated[int, typer.Option(min=0, envvar="JOB_COMPLETION_INDEX")],
+    instances: Annotated[int, typer.Option(min=1)],
+) -> None:
+    """Train one run of a study, or continue it."""
+    from podium.commands.attempt import element
+
+    raise typer.Exit(element(definition, study, number, instances))
+
+
 on_host_app = typer.Typer(help="What `podium submit ssh` asks on every host.", hidden=True)
 Host = Annotated[str, typer.Argument()]
 

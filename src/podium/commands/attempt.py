@@ -1,13 +1,19 @@
-"""`podium attempt`: what a batch script asks before and after it starts instances. Not for people; loads no torch."""
+"""`podium attempt`: what a batch script asks before and after it starts instances. Not for people."""
 
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+from podium.machine.signals import stop_signals
 from podium.runs.folder import JOB, Run
 from podium.submit.attempts import JobFolder
 from podium.ui.console import say
 
+#: the exit code of a training that was stopped and saved
+_INTERRUPTED = 75
 _CHECKPOINT = re.compile(r"update-(\d+)")
 
 
@@ -44,6 +50,46 @@ def end(job: Path, run: Path, code: int, nodes: list[str]) -> None:
 
 
 _SHOWN = {"end": "this job ends", "again": "starting again on what is left", "requeue": "back into the queue"}
+
+
+def element(definition: Path, study: Path, number: int, instances: int) -> int:
+    """Train one run of a study in a process of its own, which hears the signals of this one; return its exit code.
+
+    All elements of an array begin like this, wherever they are: the first of them writes the study's folder.
+    """
+    from podium.recipe.reading import read_yaml
+    from podium.study.collect import collect
+    from podium.study.definition import study_from_tree
+    from podium.study.folder import StudyFolder
+    from podium.submit.studies import begin_elements
+
+    begin_elements(study_from_tree(read_yaml(definition), str(definition), definition.parent), study)
+    folder = StudyFolder(study)
+    words = ["train", folder.recipe_file(number), "--out", folder.run(number).path, "--continue"]
+    command = [sys.executable, "-m", "podium", *map(str, words), "--instances", str(instances)]
+    code = _ended_with_our_signals(command)
+    if code != _INTERRUPTED:
+        collect(study)
+    return code
+
+
+def _ended_with_our_signals(command: list[str]) -> int:
+    """Run a command that gets the signals of this process; return its exit code as a shell tells it."""
+    heard: list[int] = []
+    children: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, frame: object) -> None:
+        heard.append(number)
+        for child in children:
+            child.send_signal(number)
+
+    for one in stop_signals():
+        signal.signal(one, hand_on)
+    children.append(subprocess.Popen(command))
+    for number in heard:  # those that came before there was a child, or as it started
+        children[0].send_signal(number)
+    code = children[0].wait()
+    return 128 - code if code < 0 else code
 
 
 def collect(study: Path) -> None:

@@ -95,10 +95,20 @@ def remember(recipe: Recipe, found: Components) -> Path:
     return path
 
 
+#: keys whose values change results, and the time of nothing
+_WITHOUT_COST = [
+    *(("optim", key) for key in ("lr", "scale", "base_batch", "lr_exponent", "betas", "decay", "eps", "eeta")),
+    ("valid", "every"),
+    ("average", "decay"),
+]
+
+
 def _file(recipe: Recipe) -> Path:
     tree = recipe.tree()
-    # Everything that the parts depend on: not how many replicas and micro-batches make an update.
-    shape: dict[str, Any] = {name: tree[name] for name in ("parallel", "precision", "optim", "valid", "average")}
+    # Everything that the parts depend on: not how many replicas and micro-batches make an update, nor its rates.
+    shape: dict[str, Any] = {name: dict(tree[name]) for name in ("parallel", "precision", "optim", "valid", "average")}
+    for section, key in _WITHOUT_COST:
+        shape[section].pop(key)
     shape["workload"] = {**tree["workload"], "name": identity(recipe.workload.name)}
     shape["engine"], shape["micro"] = tree["engine"], recipe.batch.micro_batch
     machine = {

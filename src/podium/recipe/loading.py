@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError, create_model
 from ruamel.yaml import YAML
+from ruamel.yaml.representer import SafeRepresenter
 
 from podium.errors import UserError
 from podium.recipe.messages import did_you_mean, explain
@@ -149,13 +150,20 @@ def validated(
         raise UserError(explain(error, schema, origins or {}, where)) from None
 
 
+class _ShortLists(SafeRepresenter):
+    """A class of its own, as representers are the class's."""
+
+
+_ShortLists.add_representer(
+    list, lambda out, items: out.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+)
+
+
 def to_yaml(tree: Mapping[str, Any]) -> str:
     """Return the YAML text of a tree, with keys in their order and short lists on one line."""
     yaml = YAML(typ="safe", pure=True)
+    yaml.Representer = _ShortLists
     yaml.default_flow_style = False
-    yaml.representer.add_representer(
-        list, lambda out, items: out.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
-    )
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.width = 120
     out = io.StringIO()

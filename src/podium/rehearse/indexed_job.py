@@ -56,12 +56,18 @@ class IndexedJob:
     reason: str = ""
     message: str = ""
     failures: int = 0
+    #: indexes that no pod is started for again
+    given_up: set[int] = field(default_factory=set)
     _not_before: dict[int, float] = field(default_factory=dict)
 
     @property
     def active(self) -> list[Attempt]:
         """Pods that run."""
         return [one for one in self.attempts if one.code is None]
+
+    @property
+    def _ended(self) -> list[Attempt]:
+        return [one for one in self.attempts if one.code]
 
     @property
     def succeeded(self) -> set[int]:
@@ -80,6 +86,8 @@ class IndexedJob:
             self._end_all()
         elif len(self.succeeded) == self.spec["completions"]:
             self.state = "done"
+        elif len(self.succeeded | self.given_up) == self.spec["completions"]:
+            self.state, self.reason, self.message = "failed", "FailedIndexes", "Job has failed indexes"
         else:
             self._start_missing()
 
@@ -125,8 +133,13 @@ class IndexedJob:
         if action == "FailJob" and self.state == "running":
             self.state, self.reason = "failed", "PodFailurePolicy"
             self.message = f"the pod of index {one.index} failed with exit code {one.code}"
+        elif action == "FailIndex":
+            self.given_up.add(one.index)
         elif action == "Count":
             self.failures += 1
+            counted = sum(other.index == one.index and self._action(other) == "Count" for other in self._ended)
+            if counted > self.spec.get("backoffLimitPerIndex", counted):
+                self.given_up.add(one.index)
             if self.failures > self.spec["backoffLimit"] and self.state == "running":
                 self.state, self.reason = "failed", "BackoffLimitExceeded"
                 self.message = "the job has reached the limit of its backoff"
@@ -142,8 +155,9 @@ class IndexedJob:
         return "Count"
 
     def _start_missing(self) -> None:
-        running = {one.index for one in self.active} | self.succeeded
+        settled = {one.index for one in self.active} | self.succeeded | self.given_up
         for index in range(self.spec["completions"]):
-            if index not in running and time.monotonic() >= self._not_before.get(index, 0.0):
+            room = len(self.active) < self.spec["parallelism"]
+            if room and index not in settled and time.monotonic() >= self._not_before.get(index, 0.0):
                 number = sum(one.index == index for one in self.attempts)
                 self.attempts.append(Attempt(index, number, self.start(index, number), time.monotonic()))

@@ -1,6 +1,8 @@
 """Takes runs of a study that were trained elsewhere, each by a job of its own, into its records and its table."""
 
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from podium.errors import UserError
@@ -17,16 +19,24 @@ _WAIT_S = 60.0
 def collect(path: Path) -> None:
     """Take in what has ended. Of several jobs that end at once, one does it after the other."""
     folder = open_study(path)
+    with once_free(folder):
+        conductor(folder).collect()
+
+
+@contextmanager
+def once_free(folder: StudyFolder) -> Iterator[None]:
+    """Lock a study, for some time after others that do so too."""
     deadline = time.monotonic() + _WAIT_S
-    while True:
-        try:
-            with folder.locked():
-                conductor(folder).collect()
-                return
-        except UserError:
-            if time.monotonic() > deadline or not folder.is_locked():
-                raise
-            time.sleep(0.2)
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(folder.locked())
+                break
+            except UserError:
+                if time.monotonic() > deadline or not folder.is_locked():
+                    raise
+                time.sleep(0.2)
+        yield
 
 
 def conductor(folder: StudyFolder) -> Conductor:

@@ -26,9 +26,9 @@ from podium import __version__
 from podium.errors import UserError, system_reason, writing
 from podium.machine.bounded_files import open_regular, read_mapping
 from podium.machine.folder_lock import is_taken, only_here
-from podium.recipe.loading import Recipe, read_yaml, to_yaml
+from podium.recipe.loading import Recipe, read_yaml, to_yaml, validated
 from podium.runs.folder import JOB, Run, replace_file, write_json
-from podium.study.definition import StudySection, study_from_tree
+from podium.study.definition import StudySection
 from podium.study.records import Records, RunRecord, read_run_records
 from podium.ui.visible import visible
 from podium.workloads.registry import identity
@@ -110,8 +110,8 @@ class StudyFolder:
         return is_taken(self.path / ".lock")
 
     def definition(self) -> StudySection:
-        """Return the definition that the study was started with."""
-        return study_from_tree(read_yaml(self.definition_file), str(self.definition_file))
+        """Return the definition that the study was started with; the file of its recipe may be elsewhere by now."""
+        return validated(StudySection, dict(read_yaml(self.definition_file)), {}, str(self.definition_file))
 
     def base(self) -> dict[str, Any]:
         """Return the resolved recipe without what varies, as it was saved."""

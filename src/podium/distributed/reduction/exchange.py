@@ -155,7 +155,7 @@ def owned_shares(num_sent: Sequence[int]) -> list[float]:
     for num in sorted(set(num_sent), reverse=True):
         alike = [host for host in range(num_hosts) if num_sent[host] == num]
         low, high = found[alike[0]]
-        more = min(left / len(alike), high - low)
+        more = min(max(left, 0.0) / len(alike), high - low)  # `left` is rounded
         for host in alike:
             shares[host] += more
         left -= more * len(alike)

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from podium.errors import UserError
 from podium.recipe.loading import Recipe
@@ -15,7 +15,7 @@ from podium.topology import Topology, build_topology
 
 #: where pods find their recipe, and the folder with runs where the site names none
 RECIPE_FOLDER, RUNS = "/etc/podium", "/runs"
-RECIPE_FILE = f"{RECIPE_FOLDER}/recipe.yaml"
+RECIPE_FILE, STUDY_FILE = f"{RECIPE_FOLDER}/recipe.yaml", f"{RECIPE_FOLDER}/study.yaml"
 #: the only replicated job of a JobSet, by the name that Kubeflow's runtimes look for
 NODE = "node"
 
@@ -35,14 +35,18 @@ class Pods:
     secret_variables: tuple[str, ...] = ()
     #: of one pod
     devices: int = 0
+    #: runs of a study, each in a pod of its own, and how many of them at the same time; 0: one training
+    num_runs: int = 0
+    at_once: int = 0
 
     @property
     def count(self) -> int:
-        return len(self.topology.hosts)
+        return self.num_runs or len(self.topology.hosts)
 
     @property
     def several(self) -> bool:
-        return self.count > 1
+        """Whether pods train together."""
+        return self.count > 1 and not self.num_runs
 
 
 def plan_pods(
@@ -79,6 +83,23 @@ def plan_pods(
     )
 
 
+def plan_study(name: str, recipe: Recipe, site: Site, wishes: Wishes, num_runs: int) -> Pods:
+    """Return a job with a pod for each run of a study; `recipe`: what all of them share."""
+    if site.kubernetes.kind != "job":
+        raise UserError(
+            f"kubernetes.kind = {site.kubernetes.kind} carries one training: a study needs kind: job in the site"
+        )
+    if wishes.time_s:
+        raise UserError("--time is for one training: give a study train.time_limit in its `set`")
+    pods = plan_pods(name, recipe, site, wishes)
+    if pods.several:
+        raise UserError("each run of a study has one pod: leave --nodes out, and give --instances for a pod")
+    start = [*shlex.split(site.container.podium if site.container else site.podium or "podium"), "attempt", "element"]
+    command = (*start, STUDY_FILE, pods.folder, "--instances", str(pods.topology.num_instances))
+    at_once = min(num_runs, wishes.at_once or num_runs)
+    return replace(pods, command=command, num_runs=num_runs, at_once=at_once)
+
+
 def host_names(name: str, kind: Kind, count: int) -> tuple[str, ...]:
     """Return the names by which pods find each other, in the order of their indexes."""
     if kind == "pytorchjob":
@@ -89,8 +110,9 @@ def host_names(name: str, kind: Kind, count: int) -> tuple[str, ...]:
 
 def check_section(section: KubernetesSection, pods: Pods) -> None:
     """Raise UserError where a site does not say what a job needs."""
-    if pods.several and section.runs is None:
+    if section.runs is None and (pods.several or pods.num_runs):
+        what = "several pods continue one run" if pods.several else "the pods of a study share its folder"
         raise UserError(
-            "several pods continue one run, which needs a folder that outlives them: name it as kubernetes.runs in the "
-            "site, such as runs: {path: /runs, claim: my-runs}"
+            f"{what}, which needs a folder that outlives them: name it as kubernetes.runs in the site, such as "
+            "runs: {path: /runs, claim: my-runs}"
         )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.representer import SafeRepresenter
 
 from podium.recipe.loading import to_yaml
 from podium.submit.kubernetes.job import NODE, Pods
@@ -28,9 +29,20 @@ API_VERSION = {
 KIND = {"job": "Job", "jobset": "JobSet", "trainjob": "TrainJob", "pytorchjob": "PyTorchJob"}
 
 
+class _Readable(SafeRepresenter):
+    """Texts of several lines as they are."""
+
+
+_Readable.add_representer(
+    str,
+    lambda out, text: out.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
 def as_yaml(objects: Sequence[Tree]) -> str:
     """Return manifests as one file, which `kubectl apply -f` takes as well."""
     yaml = YAML(typ="safe", pure=True)
+    yaml.Representer = _Readable
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.width = 120
@@ -39,11 +51,14 @@ def as_yaml(objects: Sequence[Tree]) -> str:
     return out.getvalue()
 
 
-def manifests(pods: Pods, site: Site, recipe: dict[str, Any], port: int) -> list[Tree]:
-    """Return the job first, then what it needs; `port`: where hosts meet."""
+def manifests(
+    pods: Pods, site: Site, recipe: dict[str, Any], port: int, study: dict[str, Any] | None = None
+) -> list[Tree]:
+    """Return the job first, then what it needs; `port`: where hosts meet; `study`: the definition, if it is one."""
     section = site.kubernetes
     objects = {"job": _job, "jobset": _jobset, "trainjob": _trainjob, "pytorchjob": _pytorchjob}[pods.kind](pods, site)
-    objects.append(_object("v1", "ConfigMap", pods, section, data={"recipe.yaml": to_yaml(recipe)}))
+    files = {"recipe.yaml": to_yaml(recipe), **({"study.yaml": to_yaml(study)} if study else {})}
+    objects.append(_object("v1", "ConfigMap", pods, section, data=files))
     if pods.several and pods.kind == "job":
         objects.append(_service(pods, section, port))
     if pods.several and section.network_policy:
@@ -65,18 +80,22 @@ def _job_spec(pods: Pods, site: Site) -> Tree:
     """Return an indexed Job. Pods start again after 75, a limited number of times, and after evictions; after any
     other failure the job has failed."""
     section = site.kubernetes
+    # A run of a study that fails leaves the others alone.
+    failed = "FailIndex" if pods.num_runs else "FailJob"
+    limits = {"backoffLimitPerIndex": section.requeues} if pods.num_runs else {}
+    # An interruption ends all pods of a training, and each of them counts.
+    limits["backoffLimit"] = section.requeues * pods.count
     return {
         "completionMode": "Indexed",
         "completions": pods.count,
-        "parallelism": pods.count,
-        # An interruption ends all pods of a job, and each of them counts.
-        "backoffLimit": section.requeues * pods.count,
+        "parallelism": pods.at_once or pods.count,
+        **limits,
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 {
-                    "action": "FailJob",
+                    "action": failed,
                     "onExitCodes": {
                         "containerName": CONTAINER[pods.kind],
                         "operator": "NotIn",

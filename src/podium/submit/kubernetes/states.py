@@ -52,6 +52,19 @@ def times_started_again(pods: Sequence[Tree], count: int) -> int:
     return -(-len(ended) // count)
 
 
+def runs_done(job: Tree) -> str:
+    """Return how many runs of a study have ended, of how many."""
+    status, of = job.get("status", {}), job.get("spec", {}).get("completions", 0)
+    failed = f", {num} failed" if (num := num_indexes(status.get("failedIndexes") or "")) else ""
+    return f"{status.get('succeeded', 0)} of {of} runs done{failed}"
+
+
+def num_indexes(text: str) -> int:
+    """Return how many indexes a list such as 1,3-5 has."""
+    spans = (part.partition("-") for part in text.split(",") if part)
+    return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
+
+
 def pod_lines(pods: Sequence[Tree]) -> tuple[str, ...]:
     """Return a line for each pod: its name, node and state."""
     lines = []

@@ -9,11 +9,12 @@ from podium.errors import UserError
 from podium.launch.secret import VARIABLE, new_secret
 from podium.runs.own_code import names_in
 from podium.submit.kubernetes.cluster import Cluster
-from podium.submit.kubernetes.job import Pods, check_section, plan_pods
+from podium.submit.kubernetes.job import RECIPE_FILE, Pods, check_section, plan_pods, plan_study
 from podium.submit.kubernetes.manifests import API_VERSION, KIND, as_yaml, manifests
 from podium.submit.kubernetes.pod import CONTAINER, labels, selector
-from podium.submit.kubernetes.states import job_state, pod_lines, times_started_again
+from podium.submit.kubernetes.states import job_state, pod_lines, runs_done, times_started_again
 from podium.submit.records import JobRecord, check_name, free_name, now
+from podium.submit.studies import check_array, definition_elsewhere, num_runs
 from podium.submit.target import Prepared, Request, Status
 from podium.workloads.registry import is_own_file
 
@@ -64,11 +65,14 @@ class KubernetesTarget:
             return Status("unknown", "it is no longer there: cancelled, or removed some time after its end")
         pods = cluster.pods(selector(job.id))
         state, reason = job_state(kind, found, pods)
-        again = times_started_again(pods, int(job.facts["pods"]))
+        again = times_started_again(pods, 1 if job.kind == "study" else int(job.facts["pods"]))
+        if job.kind == "study":
+            reason = "; ".join(filter(None, (runs_done(found), reason)))
         return Status(state, reason, f"{cluster.namespace}/{job.id}", requeues=again, lines=pod_lines(pods))
 
     def logs(self, job: JobRecord, *, follow: bool) -> Iterator[bytes]:
-        """Yield what the first pod prints, as it speaks for all; `follow`: also that of pods which take its place."""
+        """Yield what the first pod prints, as it speaks for all, and of a study what all print; `follow`: also that of
+        pods which come later."""
         cluster, kind = _cluster_of(job), job.facts["kind"]
         yield from _logs(cluster, job, CONTAINER[kind], follow=follow)
 
@@ -108,8 +112,6 @@ def _planned(request: Request, name: str | None = None) -> tuple[Pods, list[Tree
     if wishes.requeues is not None:
         section = site.kubernetes.model_copy(update={"requeues": wishes.requeues})
         site = site.model_copy(update={"kubernetes": section})
-    if request.kind == "study":
-        raise UserError("studies cannot be handed to Kubernetes yet: submit their runs one by one, or use slurm")
     if site.container is None:
         raise UserError("Kubernetes needs an image: name it as container.image in the site")
     ignored = [key for key in ("modules", "scratch") if getattr(site, key)]
@@ -126,6 +128,12 @@ def _planned(request: Request, name: str | None = None) -> tuple[Pods, list[Tree
         )
     if name is None:
         name = check_name(PurePosixPath(wishes.out).name) if wishes.out else free_name(request.what, set())
+    if request.kind == "study":
+        check_array(request)
+        study, base = definition_elsewhere(request, PurePosixPath(RECIPE_FILE).name)
+        pods = plan_study(name, base, site, wishes, num_runs(request))
+        check_section(site.kubernetes, pods)
+        return pods, manifests(pods, site, base.tree(), base.launch.port, study)
     pods = plan_pods(name, request.recipe, site, wishes)
     check_section(site.kubernetes, pods)
     return pods, manifests(pods, site, request.recipe.tree(), request.recipe.launch.port)
@@ -158,7 +166,9 @@ def _logs(cluster: Cluster, job: JobRecord, container: str, *, follow: bool) -> 
 
     told: set[str] = set()
     while True:
-        new = [pod for pod in first_pods(cluster.pods(selector(job.id))) if pod["metadata"]["uid"] not in told]
+        pods = cluster.pods(selector(job.id))
+        speaking = pods if job.kind == "study" else first_pods(pods)
+        new = [pod for pod in speaking if pod["metadata"]["uid"] not in told]
         for pod in new:
             if pod.get("status", {}).get("phase") in (None, "Pending"):
                 continue

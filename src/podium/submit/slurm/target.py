@@ -18,8 +18,8 @@ from podium.submit.shell import Shell, login_shell
 from podium.submit.site import Site, site_from_tree
 from podium.submit.slurm.script import batch_script
 from podium.submit.slurm.shape import Shape, find_shape
-from podium.submit.slurm.studies import begin_study, check_array, num_runs
 from podium.submit.slurm.watch import job_states, status_of, status_of_study
+from podium.submit.studies import begin_study, check_array, num_runs
 from podium.submit.target import Prepared, Request, Status
 from podium.ui.visible import visible
 

@@ -281,7 +281,7 @@ Object.assign(Podium, (() => {
         pen = true;
       }
       context.stroke();
-      const dots = line.points || (last - first < 30 && this.lines().length <= 12);
+      const dots = line.points || first === last || (last - first < 30 && this.lines().length <= 12);
       if (!dots || line.dash) return;
       for (let i = first; i <= last; i++) {
         if (y[i] == null) continue;

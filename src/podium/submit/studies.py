@@ -2,11 +2,13 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from podium.errors import UserError, writing
+from podium.recipe.loading import Recipe
 from podium.recipe.reading import read_yaml
 from podium.runs.folder import JOB
-from podium.study.collect import conductor
+from podium.study.collect import conductor, once_free
 from podium.study.definition import StudySection, check_values, study_from_tree
 from podium.study.folder import StudyFolder
 from podium.submit.target import Request
@@ -35,16 +37,30 @@ def check_array(request: Request) -> None:
         )
 
 
+def definition_elsewhere(request: Request, recipe_file: str) -> tuple[dict[str, Any], Recipe]:
+    """Return the definition for a place that has only the file of its recipe, and that recipe."""
+    study = study_of(request)
+    base = check_values(study)
+    return {**study.tree(), "recipe": recipe_file, "set": {}}, base
+
+
 def begin_study(request: Request, path: Path) -> None:
     """Write the study's folder with the recipes of all its runs; nothing is trained yet."""
-    study, folder = study_of(request), StudyFolder(path)
+    study = study_of(request)
+    begin_elements(study, path)
+    for number in range(study.num_points * study.num_seeds):
+        log = path / JOB / f"{number:04d}"
+        with writing(log):
+            log.mkdir(parents=True, exist_ok=True)
+
+
+def begin_elements(study: StudySection, path: Path) -> None:
+    """Write the folder and the recipes, unless another element of the array has done so."""
+    folder, last = StudyFolder(path), study.num_points * study.num_seeds - 1
     base = check_values(study)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-    with folder.locked():
-        folder.write_definition(study, base, ["podium", *sys.argv[1:]])
-        numbers = conductor(folder).choose_all()
-        for number in numbers:
-            log = path / JOB / f"{number:04d}"
-            with writing(log):
-                log.mkdir(parents=True, exist_ok=True)
+    with once_free(folder):
+        if not folder.recipe_file(last).is_file():
+            folder.write_definition(study, base, ["podium", *sys.argv[1:]])
+            conductor(folder).choose_all()
