@@ -69,13 +69,12 @@ def move_module(module: nn.Module, device: torch.device) -> None:
     owners = {id(owner): owner for owner in module.modules()}
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     for owner in owners.values():
-        for name, param in owner._parameters.items():
-            if param is not None:
-                places.setdefault(id(param), []).append((owner, name))
+        for name, param in owner.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(param), []).append((owner, name))
     module.to(device)
     for (first, name), *others in places.values():
         for other, other_name in others:
-            other._parameters[other_name] = first._parameters[name]
+            other.register_parameter(other_name, getattr(first, name))
 
 
 def num_devices(name: str) -> int:
