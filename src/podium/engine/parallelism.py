@@ -102,7 +102,11 @@ class Parallelism:
         if self.data_group.count == 1:
             return LocalReduction(model, params, buffers)
         if self._reduction_name == "exact":
-            return ExactReduction(model, params, buffers, self.data_group, self._num_replicas, self._waited)
+            # Layers that share statistics send messages in the backward pass, too; a device takes them in one order.
+            alone = self.instances.device.type == "cpu" or largest_span(self.model) == 1
+            return ExactReduction(
+                model, params, buffers, self.data_group, self._num_replicas, self._waited, during_backward=alone
+            )
         return DdpReduction(model, params, buffers, self.data_group, self._waited)
 
     def run_replicas(self, replicas: LocalReplicas, stop: bool) -> tuple[int | Tensor, bool]:

@@ -5,12 +5,12 @@ an accelerator: otherwise every process of a host would open the first one.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from podium.errors import UserError
 
@@ -58,6 +58,25 @@ def use_device(device: torch.device) -> torch.device:
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
     return device
+
+
+def random_states(device: torch.device) -> list[Tensor]:
+    """Return the states of the generators that draws on the device come from: the CPU's, and the device's own."""
+    states = [torch.get_rng_state()]
+    if device.type == "mps":  # has one device, which is not given
+        states.append(torch.mps.get_rng_state())
+    elif device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return states
+
+
+def set_random_states(device: torch.device, states: Sequence[Tensor]) -> None:
+    """Set the states that `random_states` has returned."""
+    torch.set_rng_state(states[0])
+    if device.type == "mps":
+        torch.mps.set_rng_state(states[1])
+    elif device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(states[1], device)
 
 
 def move_module(module: nn.Module, device: torch.device) -> None:
