@@ -109,7 +109,7 @@ class Parallelism:
             )
         return DdpReduction(model, params, buffers, self.data_group, self._waited)
 
-    def run_replicas(self, replicas: LocalReplicas, stop: bool) -> tuple[int | Tensor, bool]:
+    def run_replicas(self, replicas: LocalReplicas, stop: bool) -> tuple[Tensor | float, bool]:
         """Run both passes of all local replicas; leave the sums of all replicas' gradients in `param.grad`.
 
         Returns what to divide them by, and whether any instance passed `stop`.
@@ -276,7 +276,7 @@ class Pipelined(Parallelism):
         self.pipeline_group = cut.pipeline.group
         self.takes_samples = cut.pipeline.has_losses
 
-    def run_replicas(self, replicas: LocalReplicas, stop: bool) -> tuple[int | Tensor, bool]:
+    def run_replicas(self, replicas: LocalReplicas, stop: bool) -> tuple[Tensor | float, bool]:
         tree = TreeSum(self._num_replicas, replicas.numbers)
         for slot in range(replicas.num):
             if slot:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from podium.errors import UserError
+from podium.machine.determinism import settings
 
 #: variables that choose and order the devices a process sees, by kind
 _VISIBLE = {
@@ -136,7 +137,7 @@ def accelerator_facts(device: torch.device) -> dict[str, str]:
     """Return what the bits of an accelerator depend on beside torch, as far as it says; nothing for a processor."""
     if device.type == "cpu":
         return {}
-    facts = {"name": device_name(device)}
+    facts = {"name": device_name(device), **settings(device)}
     properties = _properties(device)
     for name in ("gcnArchName", "driver_version"):
         if value := getattr(properties, name, None):

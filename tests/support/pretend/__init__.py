@@ -65,8 +65,10 @@ def trained(
     folder: Path, trainings: dict[str, list[str]], num_instances: int = 1, num_devices: int | None = None
 ) -> dict[str, dict]:
     """Train recipes one after the other on pretended devices (none: 0, the CPU) by instances that stay for all of
-    them; return of each its weights, its validation and its folder, or its error. What happened on the devices is in
-    `folder/record`."""
+    them.
+
+    Return of each, as instance 0 sees it, its weights, its validation and its folder, or its error. On devices also the
+    waits of the host, and the messages of every instance."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "trainings.json").write_text(json.dumps(trainings))
     num_devices = num_instances if num_devices is None else num_devices
@@ -88,5 +90,8 @@ def trained(
             process.kill()
     told = "\n".join(path.read_text()[-3000:] for path in sorted(folder.glob("stderr-*")))
     assert codes == [0] * num_instances, told
-    answers: dict[str, dict] = json.loads((folder / "answers.json").read_text())
+    everyone = [json.loads((folder / f"answers-{index}.json").read_text()) for index in range(num_instances)]
+    for name, answer in everyone[0].items():
+        answer["messages"] = [answers[name].get("messages") for answers in everyone]
+    answers: dict[str, dict] = everyone[0]
     return answers

@@ -33,10 +33,17 @@ def main() -> None:
         # Each on a host of its own, as far as it knows: no memory is shared, so all tensors are sent.
         instances = Instances.join(store, index, count, 100.0, None, device)
     console.write_everything_to(folder / f"instance-{index}.log")
-    answers = {}
+    answers: dict[str, dict] = {}
+    device_module = sys.modules.get("pretend_device")
     for name, recipe in trainings.items():
+        if device_module is not None:
+            device_module.waits.clear()
+            device_module.messages.clear()
         try:
             answers[name] = _trained(folder, name, recipe, instances)
+            if device_module is not None:
+                answers[name]["waits"] = {" in ".join(what): num for what, num in device_module.waits.items()}
+                answers[name]["messages"] = list(device_module.messages)
         except PodiumError as error:  # the same on all instances
             answers[name] = {"error": f"{type(error).__name__}: {error}"}
         except BaseException as error:
@@ -44,16 +51,13 @@ def main() -> None:
             answers[name] = {"error": f"{type(error).__name__}: {error}"}
             if count > 1:
                 break  # the others do not know
-    if index == 0:
-        (folder / "answers.json").write_text(json.dumps(answers))
+    (folder / f"answers-{index}.json").write_text(json.dumps(answers))
 
 
 def _trained(folder: Path, name: str, overrides: list[str], instances: Instances) -> dict:
     recipe = load_recipe(overrides[0], overrides[1:])
     parallel, count = recipe.parallel, instances.count
-    topology = build_topology(
-        recipe.batch.num_replicas, count, ("here",), parallel.num_stages, parallel.stage_layers
-    )
+    topology = build_topology(recipe.batch.num_replicas, count, ("here",), parallel.num_stages, parallel.stage_layers)
     out = folder / name.rstrip("+").replace("/", "-")
     if name.endswith("+"):
         run = resume(Run(out), recipe, topology, instances, accept_changes=True)
