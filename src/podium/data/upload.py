@@ -26,7 +26,7 @@ class Upload:
         return {name: self._array((num_samples, *field.shape), field.dtype) for name, field in self._fields.items()}
 
     def _array(self, shape: tuple[int, ...], dtype: object) -> NDArray:
-        like = torch.from_numpy(np.empty(0, dtype))  # type: ignore[call-overload]
+        like = torch.from_numpy(np.empty(0, dtype))
         array: NDArray = torch.empty(shape, dtype=like.dtype, pin_memory=self._asynchronous).numpy()
         return array
 
