@@ -53,7 +53,7 @@ def summed_buffers(instances: Instances, num_replicas: int, sizes: Sequence[Size
         neighbours = instances.neighbours
         sizes_of = [list(sizes) * len(exchange.subtrees[instance]) for instance in neighbours]
         shared_memory = SharedMemory.open(
-            instances.gather, instances.index, neighbours, instances.members, instances.timeout_s, sizes_of, LANES
+            instances.gather, instances.index, neighbours, instances.members, instances.timeout_s, sizes_of, num_lanes
         )
     if shared_memory is None:
         exchange = Exchange(num_replicas, (1,) * instances.count)
