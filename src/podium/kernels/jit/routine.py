@@ -29,7 +29,8 @@ class Routine:
     def __init__(self, object_code: bytes, num_scratch: int) -> None:
         #: elements of scratch memory that each piece needs
         self.num_scratch = num_scratch
-        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())  # owns the code
+        # The engine owns the code, and the description of the machine that it is given.
+        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
         self._engine.set_object_cache(getbuffer_func=lambda _: object_code)  # instead of that of the empty module
         self._engine.finalize_object()
         self._address = self._engine.get_function_address("routine")
@@ -86,7 +87,6 @@ def _compiled(code: Code) -> bytes:
     return bytes(machine.emit_object(module))
 
 
-@functools.cache
 def _machine() -> binding.TargetMachine:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
