@@ -65,6 +65,10 @@ def test_the_largest_count_that_can_carry_the_recipe_is_taken_on_whatever_nodes_
                     (number for number in possible_instances(replicas, stages, 1) if number <= 4), default=0
                 )
     assert choose_instances(JobFacts(num_replicas=7, num_stages=1, per_node=4, requeues=0), 3) == (2, 7)
+    spans = JobFacts(num_replicas=8, num_stages=1, span=4, per_node=1, requeues=0)
+    assert [choose_instances(spans, nodes) for nodes in (1, 2, 3, 4)] == [(1, 1), (2, 2), (2, 2), (4, 4)]
+    alike = JobFacts(num_replicas=8, num_stages=1, alike=True, per_node=3, requeues=0)
+    assert [choose_instances(alike, nodes) for nodes in (1, 2, 3)] == [(1, 2), (2, 4), (3, 8)]
     with pytest.raises(UserError, match="ask for more"):
         choose_instances(JobFacts(num_replicas=1, num_stages=8, per_node=2, requeues=0), 3)
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 from podium.errors import UserError, system_reason, writing
 from podium.machine.bounded_files import append_regular, open_regular, parse_mapping, read_limited, read_mapping
-from podium.topology import possible_instances
+from podium.topology import Blocks, possible_instances
 
 #: endings that another attempt would not change, and the one that asks for another
 _FINAL, _SAVED = (0, 2, 3), 75
@@ -35,6 +35,9 @@ class JobFacts(BaseModel):
 
     num_replicas: PositiveInt
     num_stages: PositiveInt
+    #: what blocks of replicas must be like (`topology.Blocks`)
+    span: PositiveInt = 1
+    alike: bool = False
     #: instances on each node, at most
     per_node: PositiveInt
     requeues: NonNegativeInt
@@ -71,9 +74,9 @@ class Verdict:
 
 def choose_instances(facts: JobFacts, num_nodes: int) -> tuple[int, int]:
     """Return the nodes to use and the instances on all of them together: the most that can carry the recipe."""
-    best = (0, 0)
+    best, blocks = (0, 0), Blocks(facts.span, facts.alike)
     for nodes in range(1, num_nodes + 1):
-        for count in possible_instances(facts.num_replicas, facts.num_stages, nodes):
+        for count in possible_instances(facts.num_replicas, facts.num_stages, nodes, blocks):
             if best[1] < count <= nodes * facts.per_node:
                 best = (nodes, count)
     if not best[1]:

@@ -146,6 +146,8 @@ def _facts(recipe: Recipe, shape: Shape, requeues: int) -> str:
     facts = {
         "num_replicas": recipe.batch.num_replicas,
         "num_stages": recipe.parallel.num_stages,
+        "span": recipe.blocks.span,
+        "alike": recipe.blocks.alike,
         "per_node": shape.per_node,
         "requeues": requeues,
     }

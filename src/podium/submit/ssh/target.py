@@ -47,7 +47,9 @@ class SshTarget:
         recipe = request.recipe
         addresses, sizes = tuple(part.address for part in parts), tuple(part.instances for part in parts)
         batch, parallel = recipe.batch, recipe.parallel
-        build_topology(batch.num_replicas, total, addresses, parallel.num_stages, parallel.stage_layers, sizes)
+        build_topology(
+            batch.num_replicas, total, addresses, parallel.num_stages, parallel.stage_layers, sizes, recipe.blocks
+        )
         name = check_name(PurePosixPath(wishes.out).name) if wishes.out else free_name(request.what, set())
         above = _shell(parts[0], site).absolute(site.ssh.folder)
         folder = above / (wishes.out or f"runs/{name}")
