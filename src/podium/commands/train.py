@@ -192,14 +192,14 @@ def _topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> T
     elif asked is not None:
         count = asked
     elif num_instances is None:
-        count = next(iter(possible_instances(num_replicas, num_stages, len(names))), num_stages)
+        count = next(iter(possible_instances(num_replicas, num_stages, len(names), recipe.blocks)), num_stages)
     else:
         cores = len(usable_cores())
         threads = resolve_threads(recipe.engine.threads, cores, num_replicas * num_stages)
         if devices := num_devices(recipe.engine.device):
             cores, threads = devices * recipe.launch.instances_per_device, 1
-        count = auto_instances(num_replicas, cores * len(names), threads, num_stages, len(names))
-    return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers, sizes)
+        count = auto_instances(num_replicas, cores * len(names), threads, num_stages, len(names), recipe.blocks)
+    return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers, sizes, recipe.blocks)
 
 
 def launch_instances(

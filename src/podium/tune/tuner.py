@@ -98,7 +98,11 @@ def _measured(
     try:
         with console.progress_display(what="tuning") as search.display:
             rates = halve(
-                choices(base, cores, _given(recipe)), base, search.rate, first_s=_FIRST_VISIT_S, time_left=search.left
+                choices(base, cores, _given(recipe), recipe.blocks),
+                base,
+                search.rate,
+                first_s=_FIRST_VISIT_S,
+                time_left=search.left,
             )
             if base not in rates:
                 raise UserError("the recipe itself could not be run; `podium train` says why")
