@@ -44,7 +44,9 @@ class Buffers(Protocol):
         ...
 
 
-def summed_buffers(instances: Instances, num_replicas: int, sizes: Sequence[Size], device: torch.device) -> Buffers:
+def summed_buffers(
+    instances: Instances, num_replicas: int, sizes: Sequence[Size], device: torch.device, num_lanes: int = LANES
+) -> Buffers:
     """Create buffers of the given sizes, filled with zeros, for instances that replicas are dealt to. Collective: all
     instances get the same kind."""
     exchange = Exchange(num_replicas, instances.host_sizes)
