@@ -2,6 +2,7 @@
 
 import pytest
 
+from podium.optim.steps import KERNELS
 from tests.support import pretend
 from tests.support.recipes import TINY, eight
 
@@ -18,6 +19,14 @@ def of_eight(workload, *more):
     return [*eight(workload), "train.length=3up", "valid.every=2up", *pretend.SAME_BITS, *host_draws, *more]
 
 
+#: one of each arithmetic
+OPTIMISERS = list({kernel: name for name, (kernel, _) in KERNELS.items()}.values())
+
+
+def _by(optimiser):
+    return [f"optim.name={optimiser}", "optim.clip_norm=0.5", "optim.lr=0.01"]
+
+
 ALONE = {
     **{f"{name}/32.32": [*recipe, *_SHORT] for name, recipe in TINY.items()},
     **{f"{name}/32.32+": [*recipe, *_SHORT, "train.length=6up"] for name, recipe in TINY.items()},
@@ -25,6 +34,12 @@ ALONE = {
     **{f"{name}/16.16": [*recipe, *_SHORT, "precision=16.16"] for name, recipe in TINY.items()},
     **{f"{name}/fp16": [*recipe, *_SHORT, *_HALF] for name, recipe in TINY.items() if name in ("mnist", "gpt2")},
     **{f"{name}/eight": of_eight(name) for name in TINY},
+    **{
+        f"{name}/{optimiser}/{mode}": [*TINY[name], *_SHORT, "train.length=2up", *_by(optimiser), f"precision={mode}"]
+        for name in ("mnist", "gpt2")
+        for optimiser in OPTIMISERS
+        for mode in ("32.32", "16.32", "16.16")
+    },
     "neuron/average": of_eight("neuron", "average.method=exponential", "valid.recalibrate=2", "checkpoint.every=1up"),
     "neuron/average+": of_eight(
         "neuron", "average.method=exponential", "valid.recalibrate=2", "checkpoint.every=1up", "train.length=5up"
