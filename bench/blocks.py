@@ -6,8 +6,8 @@ Eight replicas on instances of one host, which share memory, and of several, whi
 places are measured in turn, round by round, so that other load on the machine affects them alike. The sums are those of
 a training (`summed_buffers`), in buckets and two lanes, without the passes. Where a number of instances cannot have
 blocks that are alike, its time is compared with what lies between its neighbours that can, by the instances that the
-busiest core carries. Processor time of all instances together is compared with that of as many, on a line between the
-two neighbours: other load on the machine changes it little. Prints a table and writes bench/results/blocks.md.
+busiest core carries (on two cores: 3 with 4). So is the processor time of all instances together, which other load on
+the machine changes little. Prints a table and writes bench/results/blocks.md.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from podium.distributed.reduction.exact import BUCKET_BYTES
 from podium.distributed.reduction.exchange import Exchange
 from podium.distributed.reduction.summed_buffers import summed_buffers
 from podium.machine.allocator import keep_memory
+from podium.topology import share_of_cores, usable_cores
 
 NUM_REPLICAS, NUM_BYTES, NUM_LANES = 8, 100 << 20, 2
 #: seconds of a sum until the last instance has it, and of the processors for all instances
@@ -59,8 +60,8 @@ def main() -> None:
         exchange = Exchange(NUM_REPLICAS, sizes)
         blocks = [sum(map(len, parts)) for parts in exchange.subtrees]
         took, used = (_median(seconds[sizes], part) for part in (0, 1))
-        ratio = f"{took / _between(sizes, alike, seconds):.2f}" if alike else ""
-        used_ratio = f"{used / _between_used(sizes, alike, seconds):.2f}" if alike else ""
+        ratio = f"{took / _between(sizes, alike, seconds, 0):.2f}" if alike else ""
+        used_ratio = f"{used / _between(sizes, alike, seconds, 1):.2f}" if alike else ""
         lines.append(
             f"| {', '.join(map(str, sizes))} | {', '.join(map(str, blocks))} | "
             f"{', '.join(str(len(parts)) for parts in exchange.subtrees)} | {1e3 * took:.0f} | {ratio} | "
@@ -77,24 +78,18 @@ def _sent(exchange: Exchange) -> float:
 
 
 def _between(
-    sizes: tuple[int, ...], alike: tuple[tuple[int, ...], ...], seconds: dict[tuple[int, ...], list[Seconds]]
+    sizes: tuple[int, ...],
+    alike: tuple[tuple[int, ...], ...],
+    seconds: dict[tuple[int, ...], list[Seconds]],
+    part: int,
 ) -> float:
     """Return what instances with blocks that are alike would take, on a line between the two that there are."""
     first, last = alike[0], alike[-1]
-    low, high = (_median(seconds[place], 0) for place in (first, last))
+    low, high = (_median(seconds[place], part) for place in (first, last))
     if first == last:
         return low
     here, below, above = (-(-sum(place) // (os.cpu_count() or 1)) for place in (sizes, first, last))
     return low + (high - low) * (here - below) / max(1, above - below)
-
-
-def _between_used(
-    sizes: tuple[int, ...], alike: tuple[tuple[int, ...], ...], seconds: dict[tuple[int, ...], list[Seconds]]
-) -> float:
-    """Return the processor time that as many instances with blocks that are alike would take, on the same line."""
-    first, last = alike[0], alike[-1]
-    low, high = (_median(seconds[place], 1) for place in (first, last))
-    return low + (high - low) * (sum(sizes) - sum(first)) / max(1, sum(last) - sum(first))
 
 
 def _median(seconds: list[Seconds], part: int) -> float:
@@ -132,10 +127,10 @@ def _instance(index: int, port: int, link: Any) -> None:
     torch.set_num_threads(1)
     keep_memory()
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[index % len(cores)]})
+    cores = usable_cores()
     while (call := link.recv()) is not None:
         name, sizes = call
+        os.sched_setaffinity(0, share_of_cores(cores, index, sum(sizes)))  # as a launcher does
         instances = Instances.join(dist.PrefixStore(name, store), index, sum(sizes), 100, sizes)
         link.send(_seconds(instances))
         instances.close()
