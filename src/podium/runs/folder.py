@@ -148,15 +148,16 @@ class Run:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.summary_file, {**summary, "written": _now()})
 
-    def records(self) -> list[dict[str, Any]]:
-        """Return the metric records written so far; a last line cut short by a kill is left out."""
-        return read_records(self.metrics_file)
+    def records(self, *, digests: bool = False) -> list[dict[str, Any]]:
+        """Return the metric records written so far; a last line cut short by a kill is left out. `digests`: with those
+        of the weights, which are text."""
+        return read_records(self.metrics_file, digests=digests)
 
     def forget_after(self, update: int) -> None:
         """Drop metric records of updates that will be done again after a resume."""
         if self.metrics_file.exists():
-            kept = (record_line(record) for record in iterate_records(self.metrics_file) if record["update"] <= update)
-            replace_file(self.metrics_file, kept)
+            records = iterate_records(self.metrics_file, digests=True)
+            replace_file(self.metrics_file, (record_line(record) for record in records if record["update"] <= update))
 
 
 def next_free_folder(root: Path, name: str) -> Path:
