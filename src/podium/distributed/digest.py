@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from podium.distributed.instances import Instances
 from podium.distributed.pipeline.meta_blocks import local_tensors
 from podium.errors import UserError
+from podium.kernels.in_order import in_order
 
 
 def weights_sha256(model: nn.Module) -> str:
@@ -31,7 +32,7 @@ def sha256_of(weights: Iterable[tuple[str, Tensor]]) -> str:
 def tensor_xxh3(tensor: Tensor) -> str:
     """Digest the type, the shape and every bit of a tensor, wherever and in whatever layout its values lie: 16
     hexadecimal digits."""
-    values = tensor.detach().cpu().contiguous()
+    values = in_order(tensor)
     digest = xxhash.xxh3_64(f"{values.dtype} {tuple(values.shape)}\n".encode())
     digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -3,6 +3,7 @@
 Reading a run loads no torch; only `environment`, which describes the machine for a new one, does.
 """
 
+import copy
 import json
 import os
 import platform
@@ -124,9 +125,9 @@ class Run:
         """Return the command that started the run, in the words that a person would type."""
         return ["podium", *self.environment().get("command", ["podium"])[1:]]
 
-    def recipe(self) -> Recipe:
-        """Return the resolved recipe that this run was started with."""
-        tree = self.tree()
+    def recipe(self, tree: Mapping[str, Any] | None = None) -> Recipe:
+        """Return the resolved recipe that this run was started with. `tree`: as a checkpoint has it, not the file."""
+        tree = self.tree() if tree is None else copy.deepcopy(dict(tree))
         for part, name in own_code.names_in(tree).items():
             tree[part]["name"] = own_code.name_to_use(self.path, part, name, self.environment())
         workload = tree.get("workload")
