@@ -1,6 +1,7 @@
 """Studies as arrays of jobs: each element trains one run of the study, and continues it by itself."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from podium.runs.folder import JOB
 from podium.study.collect import conductor, once_free
 from podium.study.definition import StudySection, check_values, study_from_tree
 from podium.study.folder import StudyFolder
+from podium.submit.shell import Shell
 from podium.submit.target import Request
 
 
@@ -42,6 +44,20 @@ def definition_elsewhere(request: Request, recipe_file: str) -> tuple[dict[str, 
     study = study_of(request)
     base = check_values(study)
     return {**study.tree(), "recipe": recipe_file, "set": {}}, base
+
+
+def runs_of_study(shell: Shell, folder: str) -> list[str]:
+    """Return the states of a study's runs, from its table."""
+    return shell.run(["cut", "-d,", "-f2", "--", f"{folder}/table.csv"]).text.split()[1:]
+
+
+def log_words(folder: str, *options: str) -> Sequence[str]:
+    """Return a command that prints the logs of all runs of a study; `options` of tail: to go on with it."""
+    script = """\
+folder=$1; shift
+for run in "$folder"/[0-9]*/; do set -- "$@" "${run}log"; done
+exec tail -n +1 -s 0.5 "$@" 2>/dev/null"""
+    return ["sh", "-c", script, "sh", f"{folder}/{JOB}", *options]
 
 
 def begin_study(request: Request, path: Path) -> None:

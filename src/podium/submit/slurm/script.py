@@ -101,7 +101,8 @@ def batch_script(
     places = {"run": folder, "job": job, "recipe": f"{job}/recipe.yaml"}
     folders = (_ELEMENT if array else _ONE_RUN).format(**{key: shlex.quote(path) for key, path in places.items()})
     srun = [*site.slurm.srun, "--kill-on-bad-exit=0", "--distribution=block", f"--cpus-per-task={shape.cores_each}"]
-    srun += ["--gpus-per-task=1", "--gpu-bind=single:1"] if shape.devices_per_node else []
+    # Instances that share devices see all of their node, and take theirs by their place.
+    srun += ["--gpus-per-task=1", "--gpu-bind=single:1"] if shape.devices_per_node and shape.per_device == 1 else []
     body = _BODY.format(
         settings=_settings(site),
         podium=shlex.join(podium),

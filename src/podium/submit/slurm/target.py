@@ -19,7 +19,7 @@ from podium.submit.site import Site, site_from_tree
 from podium.submit.slurm.script import batch_script
 from podium.submit.slurm.shape import Shape, find_shape
 from podium.submit.slurm.watch import job_states, status_of, status_of_study
-from podium.submit.studies import begin_study, check_array, num_runs
+from podium.submit.studies import begin_study, check_array, log_words, num_runs, runs_of_study
 from podium.submit.target import Prepared, Request, Status
 from podium.ui.visible import visible
 
@@ -78,8 +78,7 @@ class SlurmTarget:
         """Return what Slurm knows of a job, with what its run says."""
         shell = _shell_of(job)
         if job.kind == "study":
-            table = shell.run(["cut", "-d,", "-f2", "--", f"{job.folder}/table.csv"]).text
-            return status_of_study(job_states(shell, job.id), table.split()[1:])
+            return status_of_study(job_states(shell, job.id), runs_of_study(shell, job.folder))
         summary = shell.read(PurePosixPath(job.folder) / "summary.json", _SUMMARY_BYTES)
         attempts = shell.read(PurePosixPath(job.folder) / JOB / "attempts.jsonl") or b""
         return status_of(job_states(shell, job.id), _mapping(summary), attempts)
@@ -87,17 +86,19 @@ class SlurmTarget:
     def logs(self, job: JobRecord, *, follow: bool) -> Iterator[bytes]:
         """Yield the log of a job."""
         shell, path = _shell_of(job), PurePosixPath(job.folder) / JOB / "log"
-        if job.kind == "study":
-            folder = shlex.quote(f"{job.folder}/{JOB}")
-            yield from shell.stream(["sh", "-c", f"tail -n +1 -- {folder}/*/log"])
+        if not follow and job.kind == "study":
+            yield from shell.stream(log_words(job.folder))
             return
         if not follow:
             yield shell.read(path) or b""
             return
+        words = (
+            log_words(job.folder, "-F") if job.kind == "study" else ["tail", "-n", "+1", "-s", "0.5", "-F", str(path)]
+        )
         # Ends with the job, or when nobody reads any more.
         known = f"squeue -h -j {shlex.quote(job.id)} 2>/dev/null | grep -q ."
         script = (
-            f'tail -n +1 -s 0.5 --pid="$$" -F -- {shlex.quote(str(path))} 2>/dev/null & '
+            f'{shlex.join(words)} --pid="$$" 2>/dev/null & '
             f'while kill -0 "$!" 2>/dev/null && {known}; do sleep 2; done; sleep 1; kill "$!" 2>/dev/null'
         )
         yield from shell.stream(["sh", "-c", script])
@@ -146,6 +147,8 @@ def _facts(recipe: Recipe, shape: Shape, requeues: int) -> str:
     facts = {
         "num_replicas": recipe.batch.num_replicas,
         "num_stages": recipe.parallel.num_stages,
+        "span": recipe.blocks.span,
+        "alike": recipe.blocks.alike,
         "per_node": shape.per_node,
         "requeues": requeues,
     }
