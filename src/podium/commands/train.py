@@ -107,11 +107,15 @@ def resume(
     update: int | None = None,
     secret_file: Path | None = None,
     accept_changes: bool = False,
+    *,
+    quiet: bool = False,
 ) -> None:
     """Continue a run on any number of instances; from the checkpoint of `update`, where one is given.
 
-    `accept_changes`: even where its recipe is no longer the one that the checkpoint was written with.
+    `accept_changes`: even where its recipe is no longer the one that the checkpoint was written with. `quiet`: print
+    nothing about its end.
     """
+    tell_end = _tell_nothing if quiet else _tell_end
     stop.advice = resume_continues(path)
     place, secret = find_place(os.environ), take_secret(secret_file, os.environ)
     if place is not None:
@@ -130,13 +134,13 @@ def resume(
     _go_back(run, update)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
-        _tell_end(resume_training(run, recipe, topology, stop=stop, accept_changes=accept_changes))
+        tell_end(resume_training(run, recipe, topology, stop=stop, accept_changes=accept_changes))
         return
     with _launching(run, stop):
         accepted = ["--accept-changes"] if accept_changes else []
         words = ["resume", str(path), *overrides, *own_code.CHOICE.flags(), *accepted, *stop.flags()]
         if launch_instances(recipe, topology, words, hosts, join, secret):
-            _tell_end(Run(path))
+            tell_end(Run(path))
 
 
 def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
@@ -254,6 +258,10 @@ def _tell_end(run: Run) -> None:
     with only_warned("the run is complete"):
         if (graded := grade(run.summary(), str(run.path))) is not None:
             show_grades(graded)
+
+
+def _tell_nothing(run: Run) -> None:
+    """Leave the end of a training to what is done with it."""
 
 
 @contextmanager
