@@ -43,14 +43,16 @@ def hostile_site(folder: Path):
     return read_site(path)
 
 
-@pytest.mark.parametrize("array", [False, True])
+@pytest.mark.parametrize("array", [False, True, "sent"])
 @pytest.mark.parametrize("kind", ["gpu_cluster", "cpu_cluster", "hostile"])
 def test_scripts_pass_shellcheck_and_carry_every_word_as_it_was(kind, array, shellcheck, tmp_path):
     site = hostile_site(tmp_path) if kind == "hostile" else load_site(kind, "slurm")
     recipe = load_recipe("neuron/quick", ["batch.replicas=8"])
     shape = find_shape(recipe, site, Wishes(nodes=(1, 4), per_node=2))
     podium = ["/bin/echo", HOSTILE]
-    text = batch_script("Trains", site, shape, podium, f"/runs/{HOSTILE}", array=array, requeues=3)
+    text = batch_script(
+        "Trains", site, shape, podium, f"/runs/{HOSTILE}", array=bool(array), sent=array == "sent", requeues=3
+    )
     script = tmp_path / "batch.sh"
     script.write_text(text)
     # what a hostile name holds looks as if it was meant to be expanded
@@ -61,6 +63,8 @@ def test_scripts_pass_shellcheck_and_carry_every_word_as_it_was(kind, array, she
         ["bash", "-c", f'mkdir() {{ :; }}; SLURM_ARRAY_TASK_ID=7; {settings}\nprintf "%s\\n" "${{podium[@]}}" "$run"'],
         cwd=tmp_path, capture_output=True, text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
+    if array == "sent":
+        assert shown.pop(0) == f"{HOSTILE} attempt prepare /runs/{HOSTILE}"
     assert shown == [*podium, f"/runs/{HOSTILE}" + ("/runs/0007" if array else "")]
     assert not (tmp_path / "pwned").exists()
 

@@ -179,6 +179,14 @@ def end(job: Folder, run: Folder, code: Annotated[int, typer.Argument()], nodes:
     end(job, run, code, nodes.replace(",", " ").split())
 
 
+@attempt_app.command("prepare")
+def prepare(study: Folder) -> None:
+    """Write the recipes of a study that was sent here."""
+    from podium.commands.attempt import prepare
+
+    prepare(study)
+
+
 @attempt_app.command("collect")
 def collect(study: Folder) -> None:
     """Take in the runs of a study that have ended."""

@@ -94,6 +94,13 @@ def _ended_with_our_signals(command: list[str]) -> int:
     return 128 - code if code < 0 else code
 
 
+def prepare(study: Path) -> None:
+    """Write the folder of a study that was sent here, unless another element has done so."""
+    from podium.submit.studies import begin_sent
+
+    begin_sent(study)
+
+
 def collect(study: Path) -> None:
     """Take the ended runs of a study that jobs have trained into its records and its table."""
     from podium.study.collect import collect

@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from podium.errors import UserError, writing
-from podium.recipe.loading import Recipe
+from podium.recipe.loading import Recipe, to_yaml
 from podium.recipe.reading import read_yaml
 from podium.runs.folder import JOB
 from podium.study.collect import conductor, once_free
@@ -14,6 +14,9 @@ from podium.study.definition import StudySection, check_values, study_from_tree
 from podium.study.folder import StudyFolder
 from podium.submit.shell import Shell
 from podium.submit.target import Request
+
+#: the definition of a study that was submitted, below its folder; the file of its recipe is beside it
+DEFINITION, BASE = f"{JOB}/study.yaml", f"{JOB}/recipe.yaml"
 
 
 def study_of(request: Request) -> StudySection:
@@ -58,6 +61,20 @@ folder=$1; shift
 for run in "$folder"/[0-9]*/; do set -- "$@" "${run}log"; done
 exec tail -n +1 -s 0.5 "$@" 2>/dev/null"""
     return ["sh", "-c", script, "sh", f"{folder}/{JOB}", *options]
+
+
+def sent_files(request: Request) -> dict[str, str]:
+    """Return the files from which a study begins at another place (`begin_sent`), by their paths below its folder."""
+    definition, base = definition_elsewhere(request, PurePosixPath(BASE).name)
+    return {DEFINITION: to_yaml(definition), BASE: to_yaml(base.tree())}
+
+
+def begin_sent(path: Path) -> StudySection:
+    """Write the folder of a study that was sent here, unless another of its jobs has done so; return what it is."""
+    file = path / DEFINITION
+    study = study_from_tree(read_yaml(file), str(file), file.parent)
+    begin_elements(study, path)
+    return study
 
 
 def begin_study(request: Request, path: Path) -> None:

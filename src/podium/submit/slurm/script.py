@@ -86,6 +86,10 @@ run=$study/runs/$number
 job=$study/job/$number
 recipe=$study/recipes/$number.yaml"""
 
+_SENT = """
+# The study was sent here: its first element writes the recipes of all.
+"${podium[@]}" attempt prepare "$study" || exit 3"""
+
 _COLLECT = """    case ${answer[0]-} in
     end) "${podium[@]}" attempt collect "$study" ;;
     esac
@@ -93,9 +97,18 @@ _COLLECT = """    case ${answer[0]-} in
 
 
 def batch_script(
-    title: str, site: Site, shape: Shape, podium: Sequence[str], folder: str, *, array: bool, requeues: int
+    title: str,
+    site: Site,
+    shape: Shape,
+    podium: Sequence[str],
+    folder: str,
+    *,
+    array: bool,
+    requeues: int,
+    sent: bool = False,
 ) -> str:
-    """Return the script of a job that trains in `folder`."""
+    """Return the script of a job that trains in `folder`; `array`: a run of the study there in each element, which was
+    `sent` from another machine or begun there."""
     directives = "\n".join(f"#SBATCH --{line}" for line in _directives(site, shape, requeues))
     job = f"{folder}/job"
     places = {"run": folder, "job": job, "recipe": f"{job}/recipe.yaml"}
@@ -106,7 +119,7 @@ def batch_script(
     body = _BODY.format(
         settings=_settings(site),
         podium=shlex.join(podium),
-        folders=folders,
+        folders=folders + (_SENT if array and sent else ""),
         srun=shlex.join(srun),
         collect=_COLLECT if array else "",
         wishes=_wishes(shape),

@@ -19,7 +19,7 @@ from podium.submit.site import Site, site_from_tree
 from podium.submit.slurm.script import batch_script
 from podium.submit.slurm.shape import Shape, find_shape
 from podium.submit.slurm.watch import job_states, status_of, status_of_study
-from podium.submit.studies import begin_study, check_array, log_words, num_runs, runs_of_study
+from podium.submit.studies import begin_study, check_array, log_words, num_runs, runs_of_study, sent_files
 from podium.submit.target import Prepared, Request, Status
 from podium.ui.visible import visible
 
@@ -41,11 +41,14 @@ class SlurmTarget:
         words = podium_words(site, [str(folder)], here=shell.host is None)
         title = visible(f"Trains {' '.join([request.what, *request.words])}")[:110]
         files = {
-            _SCRIPT: batch_script(title, site, shape, words, str(folder), array=study, requeues=requeues),
+            _SCRIPT: batch_script(
+                title, site, shape, words, str(folder), array=study, sent=shell.host is not None, requeues=requeues
+            ),
             f"{JOB}/job.json": _facts(recipe, shape, requeues),
         }
         if study:
-            more, log = _array_of(request, shell), "%4a/log"
+            more, log = _array_of(request), "%4a/log"
+            files |= sent_files(request) if shell.host is not None else {}
         else:
             files[f"{JOB}/recipe.yaml"] = to_yaml(recipe.tree())
             more, log = [], "log"
@@ -55,9 +58,11 @@ class SlurmTarget:
     def submit(self, request: Request, prepared: Prepared) -> JobRecord:
         """Write the files and hand the script to sbatch."""
         site, shell = request.site, login_shell(request.site.login)
-        if request.kind == "study":
+        if request.kind == "study" and shell.host is None:
             begin_study(request, Path(prepared.folder))
         shell.write_new(prepared.folder, prepared.files)
+        if request.kind == "study" and shell.host is not None:
+            shell.script(_folders_for_logs(prepared.folder, num_runs(request)))
         try:
             said = _run_sbatch(shell, prepared.commands[-1], _secrets(site))
         except UserError:
@@ -133,10 +138,14 @@ def _place(request: Request, shell: Shell) -> tuple[str, PurePosixPath]:
     return name, folder
 
 
-def _array_of(request: Request, shell: Shell) -> list[str]:
+def _folders_for_logs(folder: PurePosixPath, num_elements: int) -> str:
+    """Return a script that makes them: Slurm does not, and the elements begin with what they print."""
+    job = shlex.quote(f"{folder}/{JOB}")
+    return f"cd -- {job} && seq -f %04g 0 {num_elements - 1} | xargs mkdir -p --\n"
+
+
+def _array_of(request: Request) -> list[str]:
     """Return the options that make a job an array of the runs of a study."""
-    if shell.host is not None:
-        raise UserError("a study is submitted where its folder is: run this on the login node")
     check_array(request)
     last = num_runs(request) - 1
     at_once = f"%{request.wishes.at_once}" if request.wishes.at_once else ""

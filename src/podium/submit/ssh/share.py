@@ -12,27 +12,23 @@ from types import FrameType
 
 from podium.errors import UserError, system_reason
 from podium.machine.signals import stop_signals
-from podium.recipe.reading import read_yaml
 from podium.runs.folder import JOB
 from podium.study.collect import collect
-from podium.study.definition import study_from_tree
 from podium.study.executor import Executor, LocalProcesses
 from podium.study.folder import StudyFolder
 from podium.submit.attempts import JobFolder, newest_update
-from podium.submit.studies import begin_elements
+from podium.submit.studies import begin_sent
 from podium.topology import usable_cores
 from podium.ui.console import say
 
-#: of a study's job, below its folder: the definition, and which host has taken which run
-DEFINITION, TAKEN = f"{JOB}/study.yaml", f"{JOB}/taken"
+#: below the study's folder: which host has taken which run
+TAKEN = f"{JOB}/taken"
 _INTERRUPTED, _FAILED = 75, 3
 
 
 def train_share(study: Path, host: str, at_once: int) -> int:
     """Train runs, at most `at_once` of them at the same time, until none is left; return this host's exit code."""
-    path = study / DEFINITION
-    definition = study_from_tree(read_yaml(path), str(path), path.parent)
-    begin_elements(definition, study)
+    definition = begin_sent(study)
     try:
         (study / TAKEN).mkdir(exist_ok=True)
         for number in range(definition.num_points * definition.num_seeds):

@@ -4,11 +4,10 @@ import json
 from collections.abc import Sequence
 
 from podium.errors import UserError
-from podium.recipe.loading import to_yaml
 from podium.runs.folder import JOB
 from podium.submit.attempts import JobFacts
 from podium.submit.ssh.hosts import HostPart
-from podium.submit.studies import check_array, definition_elsewhere, study_of
+from podium.submit.studies import check_array, sent_files, study_of
 from podium.submit.target import Request
 from podium.topology import build_topology
 
@@ -40,7 +39,6 @@ def study_files(request: Request) -> dict[str, str]:
     check_array(request)
     recipe, each = request.recipe, _instances_of_a_run(request)
     build_topology(recipe.batch.num_replicas, each, num_stages=recipe.parallel.num_stages, blocks=recipe.blocks)
-    definition, _ = definition_elsewhere(request, "recipe.yaml")
     facts = JobFacts(
         num_replicas=recipe.batch.num_replicas,
         num_stages=recipe.parallel.num_stages,
@@ -49,10 +47,7 @@ def study_files(request: Request) -> dict[str, str]:
         per_node=each,
         requeues=request.site.ssh.requeues,
     )
-    return {
-        f"{JOB}/study.yaml": to_yaml(definition),
-        f"{JOB}/job.json": json.dumps(facts.model_dump(), indent=1) + "\n",
-    }
+    return {**sent_files(request), f"{JOB}/job.json": json.dumps(facts.model_dump(), indent=1) + "\n"}
 
 
 def _instances_of_a_run(request: Request) -> int:
