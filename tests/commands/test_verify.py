@@ -127,6 +127,7 @@ def test_a_loss_that_was_changed_is_found(trained, tmp_path):
     assert done.returncode == 1
     assert "the record of update 15 is the first that differs" in done.stdout
     assert "train/loss 0.25 and" in done.stdout
+    assert "the checkpoints of update 16 are equal to the bit: records differ, but not the weights" in done.stdout
 
 
 def test_a_checkpoint_that_contradicts_its_record_is_found_without_training(trained, tmp_path):

@@ -103,7 +103,8 @@ def different_tensors(one: Checkpoint, other: Checkpoint) -> list[TensorDifferen
     """Return the tensors that differ between two checkpoints: weights and buffers, then averages, then the optimiser's
     state."""
     found = []
-    for prefix, kind in (("", "weights"), ("average: ", "average"), ("optimiser: ", "optimiser")):
+    # Names of the optimiser's state are those of a slot and a parameter: exp_avg/0.weight.
+    for prefix, kind in (("", "weights"), ("average/", "average"), ("", "optimiser")):
         ours, theirs = getattr(one, kind), getattr(other, kind)
         for name in sorted({*ours, *theirs}):
             if name not in ours or name not in theirs:
