@@ -1,5 +1,8 @@
 """Audits: gradients computed a second time are those of the first, and one bit that is not is found and named."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -231,6 +234,15 @@ def test_a_training_ends_with_3_and_keeps_the_checkpoints_before(podium, tmp_pat
     saved = sorted(int(path.name[-8:]) for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert saved == [4, 8]
     assert 8 < int(told.partition("the audit of update ")[2].split()[0]) < 12
+
+
+def test_parameters_keep_no_engine_that_is_gone():
+    training = build_training(load_recipe(MNIST[0], [*MNIST[1:], "engine.audit=1"]), fresh=True)
+    engine = build_engine(training)
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_summary_tells_how_many_updates_were_audited(tmp_path):
