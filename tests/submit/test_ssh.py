@@ -44,7 +44,7 @@ def test_hosts_that_do_not_fit_are_named_with_what_differs():
         return check_hosts(recipe, parts, {"a": mine | {"free_cores": 2, "cores": 2}, "me@b": mine | changes}, 5.0)
 
     assert "a: 2 of 2 cores are free" in checked()[0]
-    assert "warning: of 8 cores of me@b 1 are free, for 2 instances" in checked(free_cores=1.0, cores=8)
+    assert "warning: me@b has 1 free cores of 8, for 2 instances" in checked(free_cores=1.0, cores=8)
     for changes, sentence in (
         ({"podium": "0.0"}, "me@b: Podium differs: 0.0 there"),
         ({"torch": "1.0"}, "me@b: torch differs"),
