@@ -35,7 +35,7 @@ _FEW = 2
 _TRIAL_SHARE = 0.25
 #: passes after which those that follow take hardly more: blocks that are free have come to fit
 _SETTLED = 2
-#: what drawing the report takes: matplotlib's libraries and what stays of figures (38 to 77 MB when last looked at),
+#: what drawing the report takes: matplotlib's libraries and what stays of figures (38 to 83 MB when last looked at),
 #: and figures for which memory of the passes is used again
 _REPORT_LIBRARIES_BYTES, _REPORT_FIGURES_BYTES = 55 << 20, 50 << 20
 
