@@ -52,6 +52,7 @@ _QUIET: dict[str, Any] = {
     "log.trackio": "off",
     "log.observers": (),
     "train.time_limit": None,
+    "engine.audit": 0.0,
 }
 _STRETCH = re.compile(r"(\d{0,18}):(\d{0,18})")
 
