@@ -67,7 +67,7 @@ def test_whole_files_give_their_numbers(tmp_path, kind):
 def test_damaged_files_give_a_sentence_or_numbers(tmp_path, kind):
     tally, path = Tally(f"predict --input {kind}"), tmp_path / f"new{kind}"
 
-    @attack(400)
+    @attack(200)
     @given(damaged(FILES[kind], 200), st.booleans())
     def try_one(content: bytes, cut: bool) -> None:
         path.write_bytes(content[: len(content) // 2] if cut else content)

@@ -51,7 +51,7 @@ def test_sites_with_any_content(tmp_path, target):
     texts = [file.read_bytes() for file in sorted(SHIPPED_SITES.glob("*.yaml"))]
     trees = [dict(read_yaml(file)) for file in sorted(SHIPPED_SITES.glob("*.yaml"))]
 
-    @attack(60)
+    @attack(25)
     @given(st.one_of(damaged(texts), st.sampled_from(trees).flatmap(changed_tree).map(as_yaml)))
     def try_one(content: bytes) -> None:
         path.write_bytes(content)
@@ -92,7 +92,7 @@ STUDY: dict[str, Any] = {
 def test_study_files_with_any_content(tmp_path):
     tally, path = Tally("study files"), tmp_path / "study.yaml"
 
-    @attack(120)
+    @attack(50)
     @given(st.one_of(damaged([as_yaml(STUDY)]), changed_tree(STUDY).map(as_yaml)))
     def try_one(content: bytes) -> None:
         path.write_bytes(content)
@@ -133,7 +133,7 @@ def test_study_folders_with_any_content(studied, tmp_path):
     assert Path("runs.jsonl") in names
     originals = {name: (study / name).read_bytes() for name in names}
 
-    @attack(60)
+    @attack(15)
     @given(st.data())
     def try_one(data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(names))
@@ -178,7 +178,7 @@ def test_tables_of_times_with_any_content(tmp_path):
         b"devices,samples_per_second\n1,350\n2,690\n4,1300\n8,2400\n",
     ]
 
-    @attack(150)
+    @attack(60)
     @given(damaged(texts))
     def try_one(content: bytes) -> None:
         path.write_bytes(content)
@@ -214,7 +214,7 @@ def test_records_of_jobs_with_any_content(own_state):
     tally, original = Tally("records of jobs"), own_state.read_bytes()
     trees = [json.loads(original) | {"target": target} for target in ("slurm", "ssh", "kubernetes")]
 
-    @attack(120)
+    @attack(40)
     @given(st.one_of(damaged([original]), st.sampled_from(trees).flatmap(changed_tree).map(as_yaml)))
     def try_one(content: bytes) -> None:
         own_state.write_bytes(content)
@@ -250,7 +250,7 @@ def test_reports_of_runs_with_any_content(tmp_path):
         lambda: ("monitor", run),
     )
 
-    @attack(60)
+    @attack(20)
     @given(st.data())
     def try_one(data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(names))

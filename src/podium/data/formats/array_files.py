@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -86,7 +87,7 @@ def _npz(path: Path, file: io.BufferedReader) -> dict[str, NDArray]:
 def _hdf5(path: Path) -> dict[str, NDArray]:
     with open_hdf5(path) as file:
         try:
-            datasets = {}
+            datasets: dict[str, h5py.Dataset] = {}
             for name in file:
                 found = follow_links(path, file, name)
                 if found is None or found.shape is None or found.dtype.kind not in _NUMBERS:
