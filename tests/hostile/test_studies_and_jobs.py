@@ -233,6 +233,26 @@ def test_records_of_jobs_that_are_no_files(own_state, kind):
         told(tally, *words)
 
 
+KUBECONFIGS = [
+    b"",
+    b"clusters: 3\ncontexts: [a]\ncurrent-context: {}\n",
+    b"\0\xff: [",
+    b"apiVersion: v1\ncontexts:\n- {name: a, context: {cluster: b}}\ncurrent-context: a\nclusters: []\nusers: []\n",
+    b"a" * 10_000,
+    None,
+]
+
+
+@pytest.mark.parametrize("content", KUBECONFIGS)
+def test_configurations_of_kubectl_with_any_content(tmp_path, monkeypatch, content):
+    pytest.importorskip("kubernetes", reason="needs Kubernetes' client")
+    tally, path = Tally("kubeconfig"), tmp_path / "config"
+    path.mkdir() if content is None else path.write_bytes(content)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    told(tally, "submit", "kubernetes", "mnist", "--site", "pod")
+    assert tally.right == 0
+
+
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 
