@@ -30,6 +30,7 @@ from podium.runs.summary import SummaryWriter
 from podium.runs.tensorboard import add_prediction
 from podium.topology import Topology
 from podium.training.build import Training, build_model, build_training, threads_per_replica
+from podium.training.chain import chained
 from podium.training.clock import Clock
 from podium.training.feeding import build_engine, samples_of_updates
 from podium.training.memory import check_memory
@@ -89,8 +90,7 @@ def resume(
     where the recipe is not the one that the checkpoint was written with.
     """
     clock, instances, stop = Clock(), instances or Instances.alone(), stop or StopRequest()
-    recipe = recipe or run.recipe()
-    lead = instances.index == 0
+    recipe, lead = recipe or run.recipe(), instances.index == 0
     stop.advice = resume_continues(run.path)
     # Locked before the checkpoints are read: another process may be saving.
     with stop, run.locked() if lead else nullcontext():
@@ -235,9 +235,9 @@ def _loop(
             progress.pending.extend(engine.collect())  # waits for the device
             check_finite(progress.pending, update)
             if record_due:
-                record = lengths.place(update) | named("train", progress.take_train())
-                record |= {"train/lr": lr} | meter.record(update)
-                record |= state.loss_scale.record() | summary.monitoring.record()
+                record = lengths.place(update) | named("train", progress.take_train()) | {"train/lr": lr}
+                record |= meter.record(update) | state.loss_scale.record() | summary.monitoring.record()
+                record |= chained(training)
                 improved = False
                 if valid_due:
                     with clock.phase("valid"):

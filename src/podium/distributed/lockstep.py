@@ -30,10 +30,12 @@ from podium.distributed.instances import Instances
 from podium.distributed.lost import naming_lost_instance
 from podium.distributed.reduction.tree import Tensors, take_gradients
 from podium.distributed.reduction.uneven_buffers import sum_of
+from podium.distributed.span_sums import SpanSums
 from podium.errors import UserError
 from podium.layers.norm import SpanBatchNorm, inside
 from podium.machine import foreach
-from podium.replica_tree import deal, join_order, span_fits
+from podium.replica_tree import deal, join_order
+from podium.topology import Blocks
 
 T = TypeVar("T")
 #: (sum over the local replicas of a block, the number of its replicas) -> the sum over the aligned block of so many
@@ -59,13 +61,7 @@ def check_span(
             f"norm.span = {span} does not divide batch.replicas = {num_replicas}: {span} replicas share statistics, so "
             "batch.replicas must be a multiple of it"
         )
-    if not span_fits(span, num_replicas, num_instances):
-        possible = [str(count) for count in range(1, num_replicas + 1) if span_fits(span, num_replicas, count)]
-        raise UserError(
-            f"norm.span = {span} cannot lie in {num_instances} instances of {num_replicas} replicas: replicas that "
-            "share statistics run side by side, and an instance would carry parts of two spans (possible: "
-            f"{', '.join(possible)})"
-        )
+    Blocks(span).check(num_replicas, num_instances)
     num_local = max(len(block) for block in deal(num_replicas, num_instances))
     if reduction == "fast" and span > 1 and num_local > 1 and num_instances > 1:
         raise UserError(
@@ -84,15 +80,30 @@ def twin(model: nn.Module) -> nn.Module:
 
 
 def sum_over_instances(
-    instances: Instances, num_replicas: int, waited: Callable[[float], None] = lambda seconds: None
+    instances: Instances,
+    num_replicas: int,
+    waited: Callable[[float], None] = lambda seconds: None,
+    device: torch.device | None = None,
 ) -> InstanceSum:
     """Return a function that sums over aligned blocks of the replicas that are dealt to `instances`: the upper levels
     of their tree, with the same bits on all instances of a block.
 
-    Messages are a few numbers per channel, so only the number of rounds matters: instances with equally many replicas
-    use recursive doubling, others send theirs to all. Messages have their own tag, as gradients may be in transit at
-    the same time. `waited` is called with the seconds each sum took.
+    Instances of one host read each other's numbers in shared memory, if `device` is a CPU. Messages are a few numbers
+    per channel, so only the number of rounds matters: instances with equally many replicas use recursive doubling,
+    others send theirs to all. Messages have their own tag, as gradients may be in transit at the same time. `waited` is
+    called with the seconds each sum took.
     """
+    on_cpu = device is None or device.type == "cpu"
+    shared = SpanSums.open(instances, num_replicas) if instances.count > 1 and on_cpu else None
+    if shared is not None:
+
+        def read(tensor: Tensor, num_in_block: int) -> Tensor:
+            began = time.perf_counter()
+            found = shared.total(tensor, num_in_block)
+            waited(time.perf_counter() - began)
+            return found
+
+        return read
     group = instances.group() if instances.count > 1 else None
     blocks = deal(num_replicas, instances.count)
 
@@ -147,7 +158,9 @@ class SideBySide:
         """Create the copies of `model`, for replicas that are dealt to `instances`; `params` are in the order in which
         `take` returns gradients."""
         self.size = min(span, len(deal(num_replicas, instances.count)[instances.index]))
-        self._lockstep = Lockstep(self.size, sum_over_instances(instances, num_replicas, waited), params[0].device)
+        self._lockstep = Lockstep(
+            self.size, sum_over_instances(instances, num_replicas, waited, params[0].device), params[0].device
+        )
         self._twins = [twin(model) for _ in range(self.size - 1)]
         self._models = [*self._twins, model]
         self._buffers = [list(of.buffers()) for of in self._models]

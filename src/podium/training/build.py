@@ -89,6 +89,7 @@ def build_training(
     placement = Placement(topology, instances, device, threads, busy)
     num_blocks = topology.num_instances // topology.num_stages
     check_span(largest_span(model), topology.num_replicas, num_blocks, recipe.engine.reduction)
+    check_audit(recipe, largest_span(model))
     if recipe.valid.recalibrate and not any(isinstance(module, AnyBatchNorm) for module in model.modules()):
         raise UserError(
             f"valid.recalibrate = {recipe.valid.recalibrate}: the model has no batch norm, and so no statistics to "
@@ -122,6 +123,21 @@ def build_training(
         state.load(checkpoint.state, checkpoint.average)
         checkpoint.forget_tensors()
     return Training(recipe, task, placement, parallelism, state)
+
+
+def check_audit(recipe: Recipe, span: int) -> None:
+    """Raise UserError where audits are asked for and replicas are not computed whole, one after the other."""
+    reasons = {
+        "parallel.stages": recipe.parallel.num_stages > 1,
+        "parallel.shard = parameters": recipe.parallel.shard == "parameters",
+        "engine.reduction = fast": recipe.engine.reduction == "fast",
+        f"norm.span = {span}": span > 1,
+    }
+    if recipe.engine.audit and (reason := next((name for name, holds in reasons.items() if holds), None)):
+        raise UserError(
+            f"engine.audit = {recipe.engine.audit:g} computes the gradients of one replica again, which {reason} does "
+            "not leave by themselves: set it to 0"
+        )
 
 
 def build_task(recipe: Recipe, data_of: Task | None = None) -> Task:
