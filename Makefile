@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints.txt
 LOCKED ?=
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: run test test-fast soak race audit lock check setup setup-test format clean
+.PHONY: run test test-fast gpu soak race audit lock check setup setup-test format clean
 
 run: setup
 	$(BIN)/podium train neuron/quick
@@ -41,6 +41,10 @@ test: setup-test check
 
 test-fast: setup-test
 	$(BIN)/pytest -m "not slow" -q -n 2
+
+# Tries on this machine's accelerators whether every promise holds, and writes a card about it.
+gpu: setup
+	.venv/bin/podium certify --out certificate
 
 soak: setup-test
 	PODIUM_EXAMPLES=explore $(BIN)/pytest -m "not slow" -q -n 2
