@@ -151,7 +151,7 @@ class Engine:
         self._num_pending += 1
         return stop
 
-    def _gradients(self, update: int, samples: Mapping[str, Tensor], stop: bool) -> tuple[int | Tensor, bool]:
+    def _gradients(self, update: int, samples: Mapping[str, Tensor], stop: bool) -> tuple[Tensor | float, bool]:
         """Leave the sums over all replicas in `param.grad`; return what to divide them by, and whether to stop.
 
         Every replica starts from the same buffers; gradients are summed, buffers averaged, over the tree.

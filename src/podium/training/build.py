@@ -26,6 +26,7 @@ from podium.errors import UserError
 from podium.kernels.install import resolve_layout
 from podium.layers.norm import AnyBatchNorm
 from podium.machine.allocator import give_back_memory, keep_memory
+from podium.machine.determinism import set_determinism
 from podium.machine.device import move_module, resolve_device, use_device
 from podium.machine.threads import use_threads
 from podium.optim.averaging import WeightAverage
@@ -72,6 +73,7 @@ def build_training(
     topology, instances = topology or build_topology(recipe.batch.num_replicas), instances or Instances.alone()
     local_index = topology.local_index(instances.index)
     device = use_device(resolve_device(recipe.engine.device, local_index, recipe.launch.instances_per_device))
+    set_determinism(device, exact=recipe.engine.reduction == "exact", tf32=recipe.precision.tf32)
     threads = threads or threads_per_replica(recipe, topology)
     use_threads(threads)
     if recipe.parallel.shard == "parameters":
