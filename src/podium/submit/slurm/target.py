@@ -85,7 +85,8 @@ class SlurmTarget:
             return status_of_study(job_states(shell, job.id), runs_of_study(shell, job.folder))
         summary = summary_of(shell, PurePosixPath(job.folder))
         attempts = shell.read(PurePosixPath(job.folder) / JOB / "attempts.jsonl") or b""
-        return status_of(job_states(shell, job.id), summary, attempts)
+        cancelled = shell.read(PurePosixPath(job.folder) / JOB / "cancelled", 1) is not None
+        return status_of(job_states(shell, job.id), summary, attempts, cancelled=cancelled)
 
     def logs(self, job: JobRecord, *, follow: bool) -> Iterator[bytes]:
         """Yield the log of a job."""
