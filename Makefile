@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: run test test-fast soak race audit check setup setup-test format clean
+.PHONY: run test test-fast soak race figures audit check setup setup-test format clean
 
 run: setup
 	$(BIN)/podium train neuron/quick
@@ -31,6 +31,7 @@ setup-test: .venv/.installed-test
 .venv/.installed-bench: .venv/.installed
 	@echo "installing what Podium is raced against into .venv (once)"
 	$(PIP) -e '.[bench]'
+	@./scripts/race-packages
 	@touch $@
 
 test: setup-test check
@@ -47,6 +48,9 @@ soak: setup-test
 
 race: .venv/.installed-bench
 	$(BIN)/python -m bench.race
+
+figures: .venv/.installed-bench
+	$(BIN)/python -m bench.figures
 
 .venv/audit/bin/pip-audit:
 	@echo "installing pip-audit into .venv/audit (once)"
