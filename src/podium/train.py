@@ -139,7 +139,7 @@ def _has_told(run: Run, instances: Instances, total: int) -> bool:
 
 
 def _train(run: Run, training: Training, clock: Clock, stop: StopRequest) -> Run:
-    observers = Observers(training.recipe.log, run, console.warn, lead=training.placement.is_lead)
+    observers = Observers(training.recipe.log, run, console.warn, training.task.workload, training.placement.is_lead)
     with observers, Monitoring(run, training, clock) as monitoring:
         return _train_watched(run, training, clock, stop, SummaryWriter(run, training, clock, monitoring), observers)
 

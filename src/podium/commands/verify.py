@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from podium.chain import LINK, WEIGHTS, linked
 from podium.checkpoints import reading
 from podium.checkpoints.reading import Checkpoint
 from podium.checkpoints.writing import Snapshot, write
@@ -30,7 +31,6 @@ from podium.commands.bits import (
     tensor_table,
 )
 from podium.distributed.digest import joined_digest, tensor_digests
-from podium.engine.chain import LINK, WEIGHTS, linked
 from podium.errors import Interrupted, UserError
 from podium.launch.environment import find_place
 from podium.machine.numerics import numerics_variables
@@ -52,6 +52,7 @@ _QUIET: dict[str, Any] = {
     "log.trackio": "off",
     "log.observers": (),
     "train.time_limit": None,
+    "engine.audit": 0.0,
 }
 _STRETCH = re.compile(r"(\d{0,18}):(\d{0,18})")
 
@@ -259,12 +260,17 @@ def _tell_difference(run: Run, again: Run, difference: RecordDifference, on: str
         f"the record of update {difference.update} is the first that differs{until}: {difference.sentence()} "
         f"(the run's, and when made again {on})"
     )
+    equal: list[int] = []
     for theirs, ours in shared_checkpoints(run, again, difference.update):
         if different := different_tensors(theirs, ours):
             show_table(tensor_table(theirs.update, different))
             break
+        equal.append(theirs.update)
     else:
-        _tell(f"in which tensors is not known: {run.path} keeps no checkpoint from there on that was made again")
+        if equal:
+            _tell(f"the checkpoints of update {equal[-1]} are equal to the bit: records differ, but not the weights")
+        else:
+            _tell(f"in which tensors is not known: {run.path} keeps no checkpoint from there on that was made again")
     recorded = run.environment()
     now = {
         "torch": torch.__version__,
