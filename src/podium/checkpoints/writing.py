@@ -267,6 +267,10 @@ class Saver:
         self._last = Snapshot.take(update, model, optimiser, state, self._last, average)
         self._under_way = self._writer.submit(self._write, self._last, best)
 
+    def written(self) -> list[int]:
+        """Return the updates whose checkpoints are on the disk, oldest first."""
+        return [int(path.name.removeprefix(PREFIX)) for path in checkpoint_paths(self._folder)]
+
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk; raise the error if it could not be written."""
         under_way, self._under_way = self._under_way, None

@@ -48,6 +48,42 @@ class PendingLosses:
     def __init__(self) -> None:
         self._values: list[Tensor | float] = []
         self._labels: list[tuple[str, int]] = []
+        #: how many belong to complete updates, and how many others can read
+        self._num_complete = self._num_published = 0
+        #: whether others can read all that was published
+        self.is_readable = True
+
+    def publish(self, ledger: Tensor) -> None:
+        """Write what is new to where other instances can read it even if this one ends."""
+        start, self._num_published = self._num_published, len(self._labels)
+        pairs = [
+            number
+            for value, (_, count) in zip(self._values[start:], self._labels[start:], strict=True)
+            for number in (value, count)
+        ]
+        if 2 * self._num_published > ledger.numel() or any(isinstance(number, Tensor) for number in pairs):
+            self.is_readable = False
+        else:
+            ledger.numpy()[2 * start : 2 * self._num_published] = pairs
+
+    def complete(self) -> None:
+        """Note that all so far are of complete updates."""
+        self._num_complete = len(self._labels)
+
+    def rescued(self, ledgers: Sequence[Tensor], index: int, num_updates: int, num_replicas: Sequence[int]) -> Sums:
+        """Return what `collect_alike` would, of complete updates, from what the instances have published: without a
+        word from any of them. This one is number `index`."""
+        num = self._num_complete
+        names = [name for name, _ in self._labels[:num]]
+        if not num_updates or not names:
+            return Sums()
+        per_replica = num // num_updates // num_replicas[index]
+        rows = [
+            ledger[: 2 * num_updates * of_one * per_replica].reshape(num_updates, -1, 2)
+            for ledger, of_one in zip(ledgers, num_replicas, strict=True)
+        ]
+        values = torch.cat(rows, dim=1).reshape(-1, 2)
+        return _sums(names[:per_replica] * (num_updates * sum(num_replicas)), values)
 
     def add(self, loss: Loss) -> None:
         self._add("loss", loss.sum, loss.count)
@@ -106,6 +142,8 @@ class PendingLosses:
                 values[:, 0] = torch.tensor([float(value) for value in self._values], dtype=torch.float64)
             values[:, 1] = torch.tensor([count for _, count in self._labels], dtype=torch.float64)
         self._values, self._labels = [], []
+        self._num_complete = self._num_published = 0
+        self.is_readable = True
         return names, values
 
 

@@ -66,6 +66,9 @@ class DdpReduction:
         self._message = torch.cat([head, *(total.double().cpu().flatten() for total in totals if total is not None)])
         self._work = dist.all_reduce(self._message, group=self._instances.group(), async_op=True)
 
+    def leave(self) -> None:
+        pass
+
     def finish(self) -> tuple[Tensor, bool]:
         assert self._work is not None
         if any(param.grad is None for param in self._params):
