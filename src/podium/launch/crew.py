@@ -43,6 +43,8 @@ class Crew:
         self._count, self._next_seat = count, count
         self._place_of = {seat: seat for seat in range(count)}  # of the host's places for instances
         self._coming: set[int] = set()
+        #: the seats of the newest view that has begun
+        self._training: tuple[int, ...] = tuple(range(count))
         self._given_up: set[int] = set()
         self._told_of_view, self._since = 0, time.monotonic()
         #: why the run has to restart, where that is known
@@ -61,9 +63,9 @@ class Crew:
         return self._coordinator.view.number > 0 and self._coordinator.beginning is None
 
     def has_ended(self) -> bool:
-        """Return whether all instances that belong to the run have ended well."""
+        """Return whether all instances that trained to the end have ended well; others may still be on their way."""
         codes = self._instances.exit_codes()
-        return all(codes.get(seat) == 0 for seat in self._coordinator.view.seats)
+        return all(codes.get(seat) == 0 for seat in self._training)
 
     def look(self, num_lost: int, most: int) -> int | None:
         """See to whatever has happened. Return how many instances were lost and the run goes on without, None where it
@@ -96,7 +98,7 @@ class Crew:
     def close(self) -> None:
         """End those that do not belong to the run any more, or not yet."""
         self._board.put("over", {})
-        for seat in self._given_up | self._coming:
+        for seat in self._given_up | self._coming | (set(self._coordinator.view.seats) - set(self._training)):
             self._instances.kill(seat)
 
     # --- those that are lost ---
@@ -179,6 +181,7 @@ class Crew:
                 self._coordinator.hear(report_from(seat, facts))
         beginning = self._coordinator.beginning
         if beginning is not None and beginning is not before and not self._coordinator.is_hopeless:
+            self._training = view.seats
             self._board.put(f"begin-{view.number}", asdict(beginning))
             count = len(view.seats)
             who = "1 instance trains" if count == 1 else f"{count} instances train"

@@ -9,7 +9,7 @@ from podium.runs.metrics import Telemetry
 from podium.runs.summary import SummaryWriter
 from podium.training.build import Training
 from podium.training.clock import Clock
-from podium.training.progress import Meter, early_end, facts, named
+from podium.training.progress import early_end, facts, named
 from podium.training.regrouping import Regrouping
 from podium.training.saving import CheckpointLost, newest_is_missing, save
 from podium.training.validation import check_finite, validate
@@ -37,7 +37,6 @@ class AfterUpdate:
         recipe, lengths = training.recipe, training.task.lengths
         self._valid_every = lengths.updates(recipe.valid.every)
         self._save_every = lengths.updates(recipe.checkpoint.every)
-        self._meter = Meter(clock, lengths, training.state.progress.update, training)
 
     def __call__(self, engine: Engine, update: int, stopping: bool) -> bool:
         """Do what is due after `update`, and save where training is `stopping`; return whether it was the last one."""
@@ -53,7 +52,7 @@ class AfterUpdate:
             check_finite(progress.pending, update)
         if record_due:
             record = lengths.place(update) | named("train", progress.take_train())
-            record |= {"train/lr": state.schedule.lr(update - 1)} | self._meter.record(update)
+            record |= {"train/lr": state.schedule.lr(update - 1)} | self._groups.meter.record(update)
             record |= state.loss_scale.record() | self._summary.monitoring.record()
             improved = False
             if valid_due:
@@ -64,7 +63,7 @@ class AfterUpdate:
             if update > self._recorded:  # else it was written before an instance was lost
                 self._telemetry.write(record)
                 self._recorded = update
-            shown = facts(progress, lengths, self._meter.samples_per_second)
+            shown = facts(progress, lengths, self._groups.meter.samples_per_second)
             self._display.update(update, total, shown, milestone=valid_due)
             if save_due or progress.stopped_early or (improved and recipe.checkpoint.best):
                 self._save()

@@ -23,7 +23,8 @@ class Meter:
     def record(self, update: int) -> dict[str, float]:
         now, before = self._clock.seconds(), self._seconds
         spent = training_seconds(now) - training_seconds(before)
-        self.samples_per_second = (update - self._update) * self._lengths.global_batch / max(spent, 1e-9)
+        if update > self._update:  # else this record is made again
+            self.samples_per_second = (update - self._update) * self._lengths.global_batch / max(spent, 1e-9)
         self._update, self._seconds = update, now
         topology = self._training.placement.topology.record()
         return {

@@ -27,6 +27,7 @@ from podium.errors import PodiumError
 from podium.optim.state_tensors import state_tensors
 from podium.training.build import Training
 from podium.training.clock import Clock
+from podium.training.progress import Meter
 from podium.ui import console
 
 _NO_STATE = -1
@@ -50,6 +51,8 @@ class Regrouping:
         self.again = False
         #: whether the first of the instances was lost, and this one has taken its place
         self.has_taken_over = False
+        #: the speed since the last record
+        self.meter = Meter(clock, training.task.lengths, self._update, training)
 
     # --- in the order of an update ----------------------------------------------------------------------------------
 
