@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from podium.launch.membership import Beginning, Coordinator, Member, Report, View
 
-LAST = 6
+LAST = 8
 
 
 @dataclass
@@ -42,14 +42,17 @@ class Crew(RuleBasedStateMachine):
         self.all: dict[int, Instance] = {
             seat: Instance(Member(seat, self.views[0], 0, recorded_by=0), "trains", []) for seat in range(3)
         }
+        #: nothing has gone wrong since instances last did something
+        self.calm = False
         #: (seat, update) of what leads have recorded
         self.recorded: set[tuple[int, int]] = set()
 
     # --- what an instance does ---
 
-    @rule(data=st.data(), num=st.integers(1, 12))
+    @rule(data=st.data(), num=st.integers(1, 40))
     def act(self, data, num):
         """Some instances do what they can do next: most of what happens."""
+        self.calm = True
         for _ in range(num):
             steps = [(step, one) for step, can in self.steps() for one in self.all.values() if one.acts and can(one)]
             if steps:
@@ -179,9 +182,10 @@ class Crew(RuleBasedStateMachine):
             self.publish()
 
     @rule(data=st.data())
-    def hear_a_report(self, data):
+    def hear_reports(self, data):
         if self.reports:
-            self.hear(data.draw(st.sampled_from(sorted(self.reports))))
+            for seat in data.draw(st.lists(st.sampled_from(sorted(self.reports)), min_size=1)):
+                self.hear(seat)
 
     def hear(self, seat: int) -> None:
         self.coordinator.hear(self.reports[seat])
@@ -193,13 +197,16 @@ class Crew(RuleBasedStateMachine):
 
     # --- what goes wrong ---
 
-    @precondition(lambda self: sum(one.alive for one in self.all.values()) > 1)
+    @precondition(lambda self: self.calm and sum(one.alive for one in self.all.values()) > 1)
     @rule(data=st.data())
     def kill(self, data):
+        self.calm = data.draw(st.booleans())  # two at once
         self.all[data.draw(st.sampled_from([s for s, one in self.all.items() if one.alive]))].alive = False
 
+    @precondition(lambda self: self.calm)
     @rule(data=st.data())
     def stop(self, data):
+        self.calm = False
         if running := [one for one in self.all.values() if one.acts]:
             data.draw(st.sampled_from(running)).stopped = True
 
@@ -257,6 +264,7 @@ class Crew(RuleBasedStateMachine):
         if any(self.all[seat].state is not None for seat in view.seats):
             for seat in view.seats:
                 assert self.all[seat].state == list(range(LAST)), (view, self.all)
+            assert {update for _, update in self.recorded} >= set(range(1, LAST + 1)), "a record is lost"
         for seat, one in self.all.items():
             assert seat in view.seats or one.state is None or not one.alive, "one that was given up goes on"
 
