@@ -6,7 +6,8 @@ Eight replicas on instances of one host, which share memory, and of several, whi
 places are measured in turn, round by round, so that other load on the machine affects them alike. The sums are those of
 a training (`summed_buffers`), in buckets and two lanes, without the passes. Where a number of instances cannot have
 blocks that are alike, its time is compared with what lies between its neighbours that can, by the instances that the
-busiest core carries. Prints a table and writes bench/results/blocks.md.
+busiest core carries (on two cores: 3 with 4). So is the processor time of all instances together, which other load on
+the machine changes little. Prints a table and writes bench/results/blocks.md.
 """
 
 import argparse
@@ -29,8 +30,11 @@ from podium.distributed.reduction.exact import BUCKET_BYTES
 from podium.distributed.reduction.exchange import Exchange
 from podium.distributed.reduction.summed_buffers import summed_buffers
 from podium.machine.allocator import keep_memory
+from podium.topology import share_of_cores, usable_cores
 
 NUM_REPLICAS, NUM_BYTES, NUM_LANES = 8, 100 << 20, 2
+#: seconds of a sum until the last instance has it, and of the processors for all instances
+Seconds = tuple[float, float]
 #: (the instances on each host, places that are alike and have as many instances, or between them)
 PLACES: list[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]] = [
     ((2,), ()), ((4,), ()), ((8,), ()), ((3,), ((2,), (4,))), ((5,), ((4,), (8,))), ((6,), ((4,), (8,))),
@@ -49,18 +53,19 @@ def main() -> None:
     seconds = _measured([sizes for sizes, _ in places], num_rounds)
     lines = [
         "| instances on each host | replicas of each | subtrees | ms for 100 MB | compared with even blocks | "
-        "MB that the busiest host sends |",
-        "|---|---|---|---|---|---|",
+        "ms of all processors | compared with even blocks | MB that the busiest host sends |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for sizes, alike in places:
         exchange = Exchange(NUM_REPLICAS, sizes)
         blocks = [sum(map(len, parts)) for parts in exchange.subtrees]
-        took = statistics.median(seconds[sizes])
-        ratio = f"{took / _between(sizes, alike, seconds):.2f}" if alike else ""
+        took, used = (_median(seconds[sizes], part) for part in (0, 1))
+        ratio = f"{took / _between(sizes, alike, seconds, 0):.2f}" if alike else ""
+        used_ratio = f"{used / _between(sizes, alike, seconds, 1):.2f}" if alike else ""
         lines.append(
             f"| {', '.join(map(str, sizes))} | {', '.join(map(str, blocks))} | "
             f"{', '.join(str(len(parts)) for parts in exchange.subtrees)} | {1e3 * took:.0f} | {ratio} | "
-            f"{_sent(exchange) * NUM_BYTES / 1e6:.0f} |"
+            f"{1e3 * used:.0f} | {used_ratio} | {_sent(exchange) * NUM_BYTES / 1e6:.0f} |"
         )
     print("\n".join(lines))
     if not options.quick:
@@ -73,25 +78,32 @@ def _sent(exchange: Exchange) -> float:
 
 
 def _between(
-    sizes: tuple[int, ...], alike: tuple[tuple[int, ...], ...], seconds: dict[tuple[int, ...], list[float]]
+    sizes: tuple[int, ...],
+    alike: tuple[tuple[int, ...], ...],
+    seconds: dict[tuple[int, ...], list[Seconds]],
+    part: int,
 ) -> float:
     """Return what instances with blocks that are alike would take, on a line between the two that there are."""
     first, last = alike[0], alike[-1]
-    low, high = (statistics.median(seconds[place]) for place in (first, last))
+    low, high = (_median(seconds[place], part) for place in (first, last))
     if first == last:
         return low
     here, below, above = (-(-sum(place) // (os.cpu_count() or 1)) for place in (sizes, first, last))
     return low + (high - low) * (here - below) / max(1, above - below)
 
 
-def _measured(places: list[tuple[int, ...]], num_rounds: int) -> dict[tuple[int, ...], list[float]]:
+def _median(seconds: list[Seconds], part: int) -> float:
+    return statistics.median(one[part] for one in seconds)
+
+
+def _measured(places: list[tuple[int, ...]], num_rounds: int) -> dict[tuple[int, ...], list[Seconds]]:
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     store = dist.TCPStore(
         "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
     context = torch.multiprocessing.get_context("spawn")
-    found: dict[tuple[int, ...], list[float]] = {sizes: [] for sizes in places}
+    found: dict[tuple[int, ...], list[Seconds]] = {sizes: [] for sizes in places}
     links: list[Any] = []
     for index in range(max(map(sum, places))):
         ours, theirs = context.Pipe()
@@ -102,7 +114,8 @@ def _measured(places: list[tuple[int, ...]], num_rounds: int) -> dict[tuple[int,
             used = links[: sum(sizes)]
             for link in used:
                 link.send((f"{number}-{sizes}", sizes))
-            found[sizes].append(max(link.recv() for link in used))
+            answers = [link.recv() for link in used]
+            found[sizes].append((max(took for took, _ in answers), sum(used for _, used in answers)))
     for link in links:
         link.send(None)
     del store
@@ -114,17 +127,18 @@ def _instance(index: int, port: int, link: Any) -> None:
     torch.set_num_threads(1)
     keep_memory()
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[index % len(cores)]})
+    cores = usable_cores()
     while (call := link.recv()) is not None:
         name, sizes = call
+        os.sched_setaffinity(0, share_of_cores(cores, index, sum(sizes)))  # as a launcher does
         instances = Instances.join(dist.PrefixStore(name, store), index, sum(sizes), 100, sizes)
         link.send(_seconds(instances))
         instances.close()
 
 
-def _seconds(instances: Instances) -> float:
-    """Return the seconds of a sum, the better of two after one that warms up."""
+def _seconds(instances: Instances) -> Seconds:
+    """Return the seconds of a sum, and of this instance's processor time in it: each the better of two, after one that
+    warms up."""
     num_buckets = NUM_BYTES // BUCKET_BYTES
     buckets = [(BUCKET_BYTES // 4, torch.float32)] * num_buckets
     summed = summed_buffers(instances, NUM_REPLICAS, buckets, torch.device("cpu"), NUM_LANES)
@@ -139,15 +153,15 @@ def _seconds(instances: Instances) -> float:
     took = []
     for _ in range(3):
         instances.barrier()
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         lanes = [threading.Thread(target=sum_lane, args=(lane,)) for lane in range(NUM_LANES)]
         for thread in lanes:
             thread.start()
         for thread in lanes:
             thread.join()
         instances.barrier()
-        took.append(time.perf_counter() - began)
-    return min(took[1:])
+        took.append((time.perf_counter() - began, time.process_time() - used))
+    return min(took for took, _ in took[1:]), min(used for _, used in took[1:])
 
 
 def _write(lines: list[str], num_rounds: int) -> None:

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from podium.errors import UserError
 from podium.machine.cores import read_numa_nodes
+from podium.replica_tree import span_fits
 from podium.topology import (
+    Blocks,
     auto_instances,
     build_topology,
     by_numa_node,
@@ -15,6 +17,7 @@ from podium.topology import (
     resolve_threads,
     share_of_cores,
 )
+from tests.support.processes import assert_user_error, podium_here
 
 
 @given(
@@ -201,3 +204,53 @@ def test_instances_of_a_host_share_its_cores_without_overlap(num_cores, local_co
 )
 def test_cores_of_one_numa_node_stand_together(cores, lists, ordered):
     assert by_numa_node(cores, read_numa_nodes(lists)) == ordered
+
+
+@given(
+    num_replicas=st.integers(1, 24),
+    span=st.sampled_from([1, 2, 4, 8]),
+    alike=st.booleans(),
+    num_hosts=st.integers(1, 3),
+)
+def test_what_a_recipe_asks_of_its_blocks_decides_which_counts_are_possible(num_replicas, span, alike, num_hosts):
+    blocks = Blocks(span, alike)
+    works = possible_instances(num_replicas, 1, num_hosts, blocks)
+    hosts = tuple(map(str, range(num_hosts)))
+    for count in range(num_hosts, num_replicas + 1):
+        even = num_replicas % count == 0
+        assert (count in works) == (
+            (even or not alike) and (num_replicas % span > 0 or span_fits(span, num_replicas, count))
+        )
+        if count in works:
+            assert build_topology(num_replicas, count, hosts, blocks=blocks).num_instances == count
+        else:
+            with pytest.raises(UserError, match="possible: 1"):
+                build_topology(num_replicas, count, hosts, blocks=blocks)
+    assert auto_instances(num_replicas, 10**6, 1, 1, num_hosts, blocks) == max(works, default=1)
+
+
+def test_possible_counts_are_shown_as_ranges():
+    for blocks, count, shown in (
+        (Blocks(span=4), 3, "(possible: 1, 2, 4 to 8)"),
+        (Blocks(alike=True), 3, "(possible: 1, 2, 4, 8)"),
+    ):
+        with pytest.raises(UserError) as caught:
+            build_topology(8, count, blocks=blocks)
+        assert str(caught.value).endswith(shown)
+    with pytest.raises(UserError, match="…") as caught:
+        build_topology(5040, 11, blocks=Blocks(alike=True))
+    assert str(caught.value).endswith("1680, 2520, 5040)")
+    assert len(str(caught.value)) < 400
+
+
+def test_topology_and_auto_take_no_count_that_training_would_refuse(monkeypatch):
+    spans = ["cnn/cifar_resnet8", "batch.replicas=8", "workload.model.norm.span=4", "engine.threads=1"]
+    refused = podium_here("topology", *spans, "--instances", 3)
+    assert_user_error(refused, "norm.span = 4 cannot lie in 3 instances of 8 replicas")
+    monkeypatch.setattr("podium.commands.train.usable_cores", lambda: (0, 1, 2))
+    assert "1 host · 2 instances · 8 replicas" in podium_here("topology", *spans, "--instances", "auto").stdout
+    other = ["mnist", "batch.replicas=8", "engine.threads=1"]
+    assert "3 instances" in podium_here("topology", *other, "--instances", "auto").stdout
+    alike = [*other, "parallel.shard=parameters", "engine.reduction=fast", "--instances"]
+    assert "2 instances" in podium_here("topology", *alike, "auto").stdout
+    assert_user_error(podium_here("topology", *alike, 3), "(possible: 1, 2, 4, 8)")

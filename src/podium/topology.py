@@ -1,13 +1,52 @@
 """The topology: hosts × instances × replicas × stages, and the cores and threads that each instance may use."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from podium.errors import UserError
 from podium.machine.cores import numa_nodes, own_cores
-from podium.replica_tree import deal, spread
+from podium.replica_tree import deal, span_fits, spread
 from podium.ui.table import Table
+
+#: of the possible counts, so many ranges are shown from each end
+_MOST_RANGES = 8
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a recipe asks of the blocks of replicas that instances carry, beyond that none is empty."""
+
+    #: replicas that share statistics (`norm.span`), and so run side by side
+    span: int = 1
+    #: whether all are of one size (`parallel.shard: parameters`)
+    alike: bool = False
+
+    def fit(self, num_replicas: int, num_blocks: int) -> bool:
+        """Return whether this many blocks are as they must be."""
+        if self.alike and num_replicas % num_blocks:
+            return False
+        # A span that does not divide the replicas is another mistake, which `check_span` tells.
+        return self.span == 1 or num_replicas % self.span > 0 or span_fits(self.span, num_replicas, num_blocks)
+
+    def check(self, num_replicas: int, num_blocks: int) -> None:
+        """Raise UserError, with the numbers of instances that would do, where they are not."""
+        if self.fit(num_replicas, num_blocks):
+            return
+        counts = [count for count in range(1, num_replicas + 1) if self.fit(num_replicas, count)]
+        possible = f"({_shown(counts, 1)})"
+        if self.alike and num_replicas % num_blocks:
+            raise UserError(
+                "parallel.shard=parameters needs equally many replicas on all instances, which do every micro-batch "
+                f"together: {num_blocks} instances cannot carry {num_replicas} replicas {possible}"
+            )
+        raise UserError(
+            f"norm.span = {self.span} cannot lie in {num_blocks} instances of {num_replicas} replicas: replicas that "
+            f"share statistics run side by side, and an instance would carry parts of two spans {possible}"
+        )
+
+
+_ANY = Blocks()
 
 
 @dataclass(frozen=True)
@@ -114,9 +153,11 @@ def build_topology(
     num_stages: int = 1,
     stage_layers: tuple[int, ...] = (),
     host_sizes: tuple[int, ...] = (),
+    blocks: Blocks = _ANY,
 ) -> Topology:
     """Return the topology of these counts; raise UserError, with the possible ones, if an instance would have nothing
-    to carry. `host_sizes`: the number of instances on each host, if it is not to be as even as can be."""
+    to carry, or `blocks` are not as they must be. `host_sizes`: the number of instances on each host, if it is not to
+    be as even as can be."""
     if len(set(hosts)) < len(hosts):
         raise UserError(f"a host is named twice in {','.join(hosts)}")
     assert not host_sizes or (len(host_sizes) == len(hosts) and sum(host_sizes) == num_instances)
@@ -135,23 +176,34 @@ def build_topology(
             f"{_counted('instance', num_instances)} on {_counted('host', len(hosts))} cannot carry "
             f"{carried}: {reason} ({_shown(works, num_stages)})"
         )
+    blocks.check(num_replicas, num_instances // num_stages)
     return Topology(num_replicas, num_instances, hosts, num_stages, stage_layers, given_sizes=host_sizes)
 
 
-def possible_instances(num_replicas: int, num_stages: int = 1, num_hosts: int = 1) -> range:
-    """Return the possible numbers of instances: every instance carries at least one replica, or one stage of one, and
-    every host at least one instance."""
+def possible_instances(
+    num_replicas: int, num_stages: int = 1, num_hosts: int = 1, blocks: Blocks = _ANY
+) -> Sequence[int]:
+    """Return the possible numbers of instances, in order: every instance carries at least one replica, or one stage of
+    one, every host at least one instance, and `blocks` are as they must be."""
     first = -(-num_hosts // num_stages) * num_stages
-    return range(first, num_replicas * num_stages + 1, num_stages)
+    counts = range(first, num_replicas * num_stages + 1, num_stages)
+    return counts if blocks == _ANY else [count for count in counts if blocks.fit(num_replicas, count // num_stages)]
 
 
-def _shown(counts: range, num_stages: int) -> str:
+def _shown(counts: Sequence[int], num_stages: int) -> str:
     if not counts:
         return "no number of instances is possible"
-    if len(counts) <= 3:
-        return f"possible: {', '.join(map(str, counts))}"
-    multiples = "" if num_stages == 1 else f", in multiples of {num_stages}"
-    return f"possible: {counts[0]} to {counts[-1]}{multiples}"
+    ranges: list[list[int]] = []
+    for count in counts:
+        if ranges and count == ranges[-1][-1] + num_stages:
+            ranges[-1].append(count)
+        else:
+            ranges.append([count])
+    shown = [f"{one[0]} to {one[-1]}" if len(one) > 3 else ", ".join(map(str, one)) for one in ranges]
+    if len(shown) > 2 * _MOST_RANGES:
+        shown[_MOST_RANGES:-_MOST_RANGES] = ["…"]
+    multiples = f", in multiples of {num_stages}" if num_stages > 1 and len(counts) > 3 else ""
+    return f"possible: {', '.join(shown)}{multiples}"
 
 
 def even_sizes(num_instances: int, num_hosts: int, num_stages: int = 1) -> tuple[int, ...]:
@@ -163,9 +215,11 @@ def even_sizes(num_instances: int, num_hosts: int, num_stages: int = 1) -> tuple
     return tuple(num_stages * size for size in spread(pipelines, num_hosts))
 
 
-def auto_instances(num_replicas: int, num_cores: int, threads: int, num_stages: int = 1, num_hosts: int = 1) -> int:
+def auto_instances(
+    num_replicas: int, num_cores: int, threads: int, num_stages: int = 1, num_hosts: int = 1, blocks: Blocks = _ANY
+) -> int:
     """Return as many instances as all hosts have cores for, with `threads` threads each; at least the minimum."""
-    works = possible_instances(num_replicas, num_stages, num_hosts) or [num_stages]
+    works = possible_instances(num_replicas, num_stages, num_hosts, blocks) or [num_stages]
     return max((count for count in works if count * threads <= num_cores), default=works[0])
 
 

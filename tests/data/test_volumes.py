@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from podium.data.feed import Feed
 from podium.data.sample_plan import train_blocks
 from podium.data.source import SampleRequest, empty_buffers, start_gather
-from podium.data.sources.hdf5 import divide_memory
 from podium.data.volumes.crops import VolumeArray, VolumeCrops
 from podium.data.volumes.cube_symmetries import SYMMETRIES, Symmetry, copy_crop, transformed_channels
 from podium.errors import UserError
+from podium.machine.memory import divide_memory
 from podium.recipe.sections.batch import BatchSection
 
 SIZE, CROP, NUM = 12, 5, 64

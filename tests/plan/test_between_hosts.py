@@ -27,7 +27,7 @@ def test_the_rate_of_a_throttled_cable_is_found(hosts, tmp_path, monkeypatch):
     monkeypatch.setenv("PODIUM_STATE", str(tmp_path / "state"))
     found = between_hosts.recalled(HOSTS)
     assert found is not None
-    assert 0.6 * 25e6 < found.bytes_per_second < 1.5 * 25e6  # a cable without a limit: a hundred times that
+    assert 0.2 * 25e6 < found.bytes_per_second < 4 * 25e6  # a cable without a limit: a hundred times that
     assert found.latency_s < 0.01
     assert f"measured between {', '.join(HOSTS)}" in found.source
 

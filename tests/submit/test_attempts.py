@@ -14,6 +14,7 @@ from podium.submit.attempts import (
     lost_nodes,
 )
 from podium.topology import possible_instances
+from tests.support.processes import podium_here
 
 FACTS = JobFacts(num_replicas=8, num_stages=1, per_node=4, requeues=3)
 NODES = ["a", "b"]
@@ -65,6 +66,10 @@ def test_the_largest_count_that_can_carry_the_recipe_is_taken_on_whatever_nodes_
                     (number for number in possible_instances(replicas, stages, 1) if number <= 4), default=0
                 )
     assert choose_instances(JobFacts(num_replicas=7, num_stages=1, per_node=4, requeues=0), 3) == (2, 7)
+    spans = JobFacts(num_replicas=8, num_stages=1, span=4, per_node=1, requeues=0)
+    assert [choose_instances(spans, nodes) for nodes in (1, 2, 3, 4)] == [(1, 1), (2, 2), (2, 2), (4, 4)]
+    alike = JobFacts(num_replicas=8, num_stages=1, alike=True, per_node=3, requeues=0)
+    assert [choose_instances(alike, nodes) for nodes in (1, 2, 3)] == [(1, 2), (2, 4), (3, 8)]
     with pytest.raises(UserError, match="ask for more"):
         choose_instances(JobFacts(num_replicas=1, num_stages=8, per_node=2, requeues=0), 3)
 
@@ -98,3 +103,36 @@ def test_the_record_of_attempts_survives_a_line_that_was_half_written(tmp_path):
     (tmp_path / "cancelled").touch()
     assert job.begin(["a", "b"])[0] == 8
     assert job.end(75, 20, ["a", "b"]).action == "end"
+
+
+def test_attempts_whose_end_nobody_recorded_are_counted_and_need_progress_too(tmp_path):
+    (tmp_path / "job.json").write_text(FACTS.model_dump_json())
+    job = JobFolder(tmp_path)
+    assert job.settle(0) is None
+    for updates in (4, 8, 12):  # the node of the script goes down, and the scheduler starts the job again by itself
+        job.begin(NODES)
+        assert job.settle(updates).action != "end"
+        assert job.settle(updates) is None
+    job.begin(NODES)
+    last = job.settle(16)
+    assert (last.action, last.code) == ("end", 3)
+    assert (
+        last.reason == "nobody was left to say how the attempt on a, b has ended; it has started 4 times, which is "
+        "the most that is allowed"
+    )
+    assert [one.updates for one in job.attempts()] == [4, 8, 12, 16]
+
+
+def test_a_job_that_goes_down_twice_without_progress_does_not_start_again(tmp_path):
+    job, run = tmp_path / "job", tmp_path / "run"
+    job.mkdir()
+    (job / "job.json").write_text(FACTS.model_dump_json())
+    (run / "checkpoints" / "update-00000004").mkdir(parents=True)
+    (run / "recipe.yaml").touch()
+    begin = ("attempt", "begin", job, run, "--nodes", "a b")
+    for _ in range(2):
+        assert podium_here(*begin).stdout.startswith("resume\n")
+    ended = podium_here(*begin)
+    assert ended.stdout == ""
+    assert "no progress since the attempt before (update 4 is all that was reached): this job ends" in ended.stderr
+    assert len(JobFolder(job).attempts()) == 2

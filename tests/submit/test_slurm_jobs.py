@@ -233,3 +233,23 @@ def test_everything_works_through_a_login_node_and_secrets_are_in_the_environmen
     written = [path for path in there.rglob("*") if path.is_file()]
     assert not [path for path in written if KEY.encode() in path.read_bytes()]
     assert not (tmp_path / "name").exists()
+
+
+def test_a_study_from_a_laptop_is_written_by_its_first_element(slurm, submit, login, tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_CONF")
+    there = tmp_path / "the study's $(name)"
+    site = {"login": {"host": "127.0.0.1", "ssh": login, "folder": str(there)}, "podium": f"{sys.executable} -m podium"}
+    Path("far.yaml").write_text(json.dumps(site))
+    name, *overrides = SHORT
+    Path("base.yaml").write_text(podium_here("show", name, *overrides).stdout)
+    Path("study.yaml").write_text("recipe: base.yaml\nvalues: {optim.lr: [1.0e-3, 2.0e-3]}\nmethod: grid\n")
+    done = podium_here("submit", "slurm", "study", "study.yaml", "--site", "far.yaml")
+    assert done.returncode == 0, done.stderr
+    job = podium_job(name := done.stdout.strip())
+    with Path("followed").open("wb") as file:
+        following = subprocess.Popen([sys.executable, "-m", "podium", "logs", "-f", name], stdout=file)
+        until(lambda: not slurm.said("squeue", "-h", "-j", job).strip(), "the end of the array", 200)
+        assert following.wait(90) == 0
+    assert Path("followed").read_text().count("beginning on 1 instances") == 2
+    assert "2 runs finished" in podium_here("status", name).stdout
+    assert not (tmp_path / "name").exists()

@@ -43,14 +43,16 @@ def hostile_site(folder: Path):
     return read_site(path)
 
 
-@pytest.mark.parametrize("array", [False, True])
+@pytest.mark.parametrize("array", [False, True, "sent"])
 @pytest.mark.parametrize("kind", ["gpu_cluster", "cpu_cluster", "hostile"])
 def test_scripts_pass_shellcheck_and_carry_every_word_as_it_was(kind, array, shellcheck, tmp_path):
     site = hostile_site(tmp_path) if kind == "hostile" else load_site(kind, "slurm")
     recipe = load_recipe("neuron/quick", ["batch.replicas=8"])
     shape = find_shape(recipe, site, Wishes(nodes=(1, 4), per_node=2))
     podium = ["/bin/echo", HOSTILE]
-    text = batch_script("Trains", site, shape, podium, f"/runs/{HOSTILE}", array=array, requeues=3)
+    text = batch_script(
+        "Trains", site, shape, podium, f"/runs/{HOSTILE}", array=bool(array), sent=array == "sent", requeues=3
+    )
     script = tmp_path / "batch.sh"
     script.write_text(text)
     # what a hostile name holds looks as if it was meant to be expanded
@@ -61,6 +63,8 @@ def test_scripts_pass_shellcheck_and_carry_every_word_as_it_was(kind, array, she
         ["bash", "-c", f'mkdir() {{ :; }}; SLURM_ARRAY_TASK_ID=7; {settings}\nprintf "%s\\n" "${{podium[@]}}" "$run"'],
         cwd=tmp_path, capture_output=True, text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
+    if array == "sent":
+        assert shown.pop(0) == f"{HOSTILE} attempt prepare /runs/{HOSTILE}"
     assert shown == [*podium, f"/runs/{HOSTILE}" + ("/runs/0007" if array else "")]
     assert not (tmp_path / "pwned").exists()
 
@@ -87,6 +91,23 @@ def test_a_dry_run_prints_everything_and_leaves_nothing(tmp_path, monkeypatch):
         (["neuron/quick", "--time", "tomorrow"], "expected a time such as"),
         (["neuron/quick", "batch.replicas=2", "--nodes", "2", "--tasks-per-node", "2"], "cannot carry 2 replicas"),
         (["neuron/quick", "optim.lr=x"], "optim.lr"),
+        (
+            ["neuron/quick", "batch.replicas=8", "--site", "gpu_cluster", "--tasks-per-node", "8"],
+            "8 instances on a node that has 4 devices (node.devices of the site): ask for fewer, or let them share "
+            "with launch.instances_per_device=2",
+        ),
+        (
+            [
+                "cnn/cifar_resnet8",
+                "workload.model.norm.span=4",
+                "batch.replicas=8",
+                "--nodes",
+                "3",
+                "--tasks-per-node",
+                "1",
+            ],
+            "norm.span = 4 cannot lie in 3 instances of 8 replicas",
+        ),
         (["neuron/quick", "--out", "a%j"], "cannot be the name of a job"),
         (["study"], "expected a study.yaml"),
         (["neuron/quick", "--site", "none"], "no such file"),
@@ -109,6 +130,22 @@ def test_the_time_before_the_end_at_which_a_job_saves_suits_short_jobs():
     recipe, site = load_recipe("neuron/quick"), load_site("cpu_cluster", "slurm")
     leads = {time: find_shape(recipe, site, Wishes(time_s=time)).lead_s for time in (30.0, 60.0, 240.0, 7200.0)}
     assert leads == {30.0: 10, 60.0: 10, 240.0: 40, 7200.0: 120}
+
+
+def test_devices_are_asked_for_as_the_recipe_uses_them():
+    site = load_site("gpu_cluster", "slurm")
+
+    def script(*words: str) -> str:
+        shape = find_shape(load_recipe("neuron/quick", ["batch.replicas=16", *words]), site, Wishes(per_node=4))
+        return batch_script("Trains", site, shape, ["podium"], "/runs/a", array=False, requeues=3)
+
+    own = script()
+    assert "--gres=gpu:4" in own
+    assert "--gpus-per-task=1 --gpu-bind=single:1" in own
+    shared = script("launch.instances_per_device=2")
+    assert "--gres=gpu:2" in shared
+    assert "--gpu" not in shared
+    assert "gpu:" not in script("engine.device=cpu")  # others can have them
 
 
 def test_threads_are_settled_when_a_job_is_submitted_so_that_its_bits_do_not_depend_on_the_node(tmp_path, monkeypatch):

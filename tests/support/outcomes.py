@@ -14,7 +14,8 @@ from podium.train import train
 def outcome(run: Run) -> tuple:
     """Everything that must not depend on the number of instances."""
     losses = [
-        {key: value for key, value in record.items() if "loss" in key or key == "update"} for record in run.records()
+        {key: value for key, value in record.items() if "loss" in key or key == "update" or key.startswith("weights/")}
+        for record in run.records(digests=True)
     ]
     found = reading.load_latest(run.checkpoints, pytest.fail)
     kept = {**found.optimiser, **{f"average/{name}": tensor for name, tensor in found.average.items()}}

@@ -56,6 +56,7 @@ def podium_here(*args: object) -> subprocess.CompletedProcess:
     returncode: object = None
     with (
         mock.patch.object(sys, "argv", argv),
+        mock.patch("podium.cli.QuickEnd"),  # else this process, too, would end with the command's exit code
         contextlib.redirect_stdout(stdout),
         contextlib.redirect_stderr(stderr),
     ):

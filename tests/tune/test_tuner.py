@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from podium.machine.device import resolve_device
 from podium.recipe.loading import load_recipe, recipe_with
-from podium.topology import possible_instances
+from podium.topology import Blocks, possible_instances
 from podium.tune import tuner
 from podium.tune.cache import Outcome, recall, remember
-from podium.tune.space import Choice, choices, halve, shapes, survivors
+from podium.tune.space import Choice, choices, halve, shapes, survivors, useful_instances
 
 BASE = Choice("channels_last", False, 1, micro=4, accumulation=2, replicas=4, instances=1, prefetch=2)
 small = st.sampled_from([1, 2, 3, 4, 6, 8])
@@ -168,3 +168,9 @@ def test_a_damaged_recipe_ends_the_tuner_before_it_measures(podium):
     result = podium("tune", "mnist", "engine.threads=none")
     assert result.returncode == 2
     assert "engine.threads" in result.stderr
+
+
+def test_counts_in_which_spans_cannot_lie_are_not_tried():
+    assert useful_instances(8, 8) == [1, 2, 3, 4, 8]
+    assert useful_instances(8, 8, Blocks(span=4)) == [1, 2, 4, 8]
+    assert useful_instances(8, 3, Blocks(alike=True)) == [1, 2]

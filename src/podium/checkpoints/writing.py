@@ -27,13 +27,12 @@ from podium.distributed.instances import Instances
 from podium.distributed.pipeline.meta_blocks import local_tensors
 from podium.distributed.sharding.gather_tensors import GatheredTensors, send_pieces
 from podium.errors import PodiumError, TrainingFailed, UserError, system_reason
-from podium.kernels import registry
+from podium.kernels.in_order import copy_in_order
 from podium.machine.threads import stay_single
 from podium.optim.optimisers import Optimiser
 from podium.optim.state_tensors import row_places, state_tensors
 from podium.recipe.sections.checkpoint import CheckpointSection
 
-_LARGE = 1 << 20  # elements
 _POLL_S = 0.02  # how often the first stage checks whether another has written its part
 
 
@@ -85,20 +84,9 @@ def _copies(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> dict[s
         copy = into.get(name)
         if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
             copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-        faster = registry.find("conv3d_weight_copy") if _is_large_kernel(tensor) else None  # loads a compiler
-        if faster is not None:
-            faster.copy_kernel(tensor.detach(), copy)
-        else:
-            copy.copy_(tensor.detach())
+        copy_in_order(tensor, copy)
         copies[name] = copy
     return copies
-
-
-def _is_large_kernel(tensor: Tensor) -> bool:
-    """Return whether this is the kernel of a 3D convolution, laid out for its matrix products, and large enough for
-    that to matter."""
-    suits = tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.dim() == 5
-    return suits and tensor.numel() >= _LARGE and tensor.permute(2, 3, 4, 1, 0).is_contiguous()
 
 
 def save(folder: Path, update: int, model: nn.Module, optimiser: Optimiser, state: Mapping[str, Any]) -> Path:

@@ -10,9 +10,11 @@ import typer
 from podium import __version__
 from podium.cli import comparing, looking, measuring, rehearse, results, submit, training
 from podium.cli.data import data_app
+from podium.cli.light_help import LightGroup
 from podium.cli.study import study_app
 from podium.cli.submit import attempt_app, on_host_app, submit_app
 from podium.errors import PodiumError, UserError
+from podium.machine.interpreter import QuickEnd
 from podium.machine.memory_shortage import check_address_space, memory_shortage
 from podium.ui.streams import lost_results, outlive_readers
 from podium.ui.visible import visible_sentence
@@ -24,6 +26,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 app = typer.Typer(
     name="podium",
+    cls=LightGroup,
     help="Train deep-learning models from one recipe, with the same weights on any number of processes.",
     no_args_is_help=True,
     add_completion=False,
@@ -35,7 +38,7 @@ app = typer.Typer(
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (training.train, training.resume, training.extend, training.topology),
     "Measure and predict": (measuring.tune, measuring.plan, measuring.profile, measuring.check),
-    "Use what was trained": (results.validate, results.predict, results.export, results.average),
+    "Use what was trained": (results.validate, results.predict, results.export, results.average, results.verify),
     "Compare runs": (comparing.runs, comparing.compare, comparing.report, comparing.board),
     "On clusters": (rehearse.rehearse, submit.jobs, submit.status, submit.logs, submit.cancel),
     "Look around": (looking.recipes, looking.workloads, looking.new, looking.show, looking.monitor, looking.doctor),
@@ -55,6 +58,7 @@ _SENTENCE = 4000
 
 def main() -> NoReturn:
     """Run a command; the project's own errors become one sentence and an exit code."""
+    quick_end = QuickEnd()
     outlive_readers()
     code: str | int | None = 0
     try:
@@ -77,6 +81,8 @@ def main() -> NoReturn:
     if (reason := lost_results()) and not code:
         print(f"podium: the results could not be written to standard output: {reason}", file=sys.stderr)
         code = UserError.exit_code
+    if isinstance(code, int | None):
+        quick_end.code = code or 0
     sys.exit(code)
 
 

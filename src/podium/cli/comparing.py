@@ -32,8 +32,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 
 
-def compare(folders: Folders, json: Json = False) -> None:
+def compare(
+    folders: Folders,
+    json: Json = False,
+    bits: Annotated[
+        bool, typer.Option("--bits", help="Where two runs begin to differ, and in which tensors. Exit code 1 if so.")
+    ] = False,
+) -> None:
     """Show runs beside each other: results, costs, what differs in recipe and environment."""
+    if bits:
+        from podium.commands.bits import compare_bits
+
+        if not compare_bits(folders, "json" if json else "table"):
+            raise typer.Exit(1)
+        return
     from podium.commands.compare import compare_runs
     from podium.commands.report import compared
 

@@ -1,12 +1,14 @@
 """The commands that use what a training has made."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from podium.cli.options import Code, RunFolder, Trust, WhichCheckpoint
+from podium.cli.options import Code, NumInstances, RunFolder, Trust, WhichCheckpoint
 from podium.errors import UserError
+from podium.training.stop_request import StopRequest
 
 
 def validate(
@@ -23,6 +25,26 @@ def validate(
     from podium.runs.folder import open_run
 
     runs.validate(open_run(run), split, checkpoint)
+
+
+def verify(
+    run: RunFolder,
+    updates: Annotated[
+        str | None, typer.Option(help="From where to where, as in 400:450.", show_default="all updates")
+    ] = None,
+    instances: NumInstances = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="New folder for what is made again.", show_default="none: it is removed")
+    ] = None,
+    trust: Trust = False,
+    code: Code = None,
+) -> None:
+    """Make updates of a run again and compare them to the bit: exit code 0 if they are equal, else 1."""
+    with StopRequest(os.getpid()) as stop:
+        from podium.commands.verify import verify
+
+        if not verify(run, updates, instances, keep, stop):
+            raise typer.Exit(1)
 
 
 def predict(

@@ -88,13 +88,15 @@ def ssh(
     send_code: Annotated[
         bool, typer.Option("--send-code", help="Send the files of a workload of your own, too.")
     ] = False,
+    at_once: AtOnce = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Start a training on hosts that ssh reaches, which goes on when you log out."""
+    """Start a training, or a study, on hosts that ssh reaches, which goes on when you log out."""
     from podium.commands.submit import submit
     from podium.submit.target import Wishes
 
-    submit("ssh", words, site, Wishes(out, hosts=hosts, send_code=send_code), dry_run=dry_run)
+    wishes = Wishes(out, hosts=hosts, send_code=send_code, at_once=at_once)
+    submit("ssh", words, site, wishes, dry_run=dry_run)
 
 
 def jobs() -> None:
@@ -177,6 +179,14 @@ def end(job: Folder, run: Folder, code: Annotated[int, typer.Argument()], nodes:
     end(job, run, code, nodes.replace(",", " ").split())
 
 
+@attempt_app.command("prepare")
+def prepare(study: Folder) -> None:
+    """Write the recipes of a study that was sent here."""
+    from podium.commands.attempt import prepare
+
+    prepare(study)
+
+
 @attempt_app.command("collect")
 def collect(study: Folder) -> None:
     """Take in the runs of a study that have ended."""
@@ -216,6 +226,14 @@ def start(run: Folder, host: Host) -> None:
     from podium.commands.on_host import start
 
     start(run, host)
+
+
+@on_host_app.command("share")
+def share(study: Folder, host: Host, at_once: Annotated[int, typer.Option(min=1)]) -> None:
+    """Train this host's share of a study."""
+    from podium.commands.on_host import share
+
+    raise typer.Exit(share(study, host, at_once))
 
 
 @on_host_app.command("state")

@@ -18,6 +18,7 @@ from podium.cli.options import (
     Trust,
     Until,
 )
+from podium.machine.interpreter import loading
 from podium.training.stop_request import StopRequest
 
 
@@ -38,7 +39,8 @@ def train(
 ) -> None:
     """Train a recipe."""
     with StopRequest(os.getpid(), until) as stop:
-        from podium.commands import train
+        with loading():
+            from podium.commands import train
 
         train.train(recipe, overrides or [], out, instances, hosts, join, stop, secret_file, goes_on=goes_on)
 
@@ -65,7 +67,8 @@ def resume(
 ) -> None:
     """Continue a run from its newest good checkpoint, on any number of instances and stages."""
     with StopRequest(os.getpid(), until) as stop:
-        from podium.commands import train
+        with loading():
+            from podium.commands import train
 
         train.resume(run, overrides or [], instances, hosts, join, stop, checkpoint, secret_file, accept_changes)
 
@@ -88,7 +91,8 @@ def extend(
 ) -> None:
     """Train longer: continue a run that has ended, as a new run with its history."""
     with StopRequest(os.getpid()) as stop:
-        from podium.commands.extend import extend
+        with loading():
+            from podium.commands.extend import extend
 
         extend(run, overrides or [], out, instances, stop, only_exact=only_exact)
 

@@ -1,6 +1,5 @@
 """`podium attempt`: what a batch script asks before and after it starts instances. Not for people."""
 
-import re
 import shutil
 import signal
 import subprocess
@@ -9,12 +8,11 @@ from pathlib import Path
 
 from podium.machine.signals import stop_signals
 from podium.runs.folder import JOB, Run
-from podium.submit.attempts import JobFolder
+from podium.submit.attempts import JobFolder, newest_update
 from podium.ui.console import say
 
 #: the exit code of a training that was stopped and saved
 _INTERRUPTED = 75
-_CHECKPOINT = re.compile(r"update-(\d+)")
 
 
 def begin(job: Path, run: Path, nodes: list[str]) -> None:
@@ -26,6 +24,10 @@ def begin(job: Path, run: Path, nodes: list[str]) -> None:
     if folder.cancelled:
         say("this job was cancelled")
         return
+    if (verdict := folder.settle(newest_update(run))) is not None:
+        say(f"{verdict.reason}: {_SHOWN['end' if verdict.action == 'end' else 'again']}")
+        if verdict.action == "end":
+            return
     count, hosts = folder.begin(nodes)
     going = (run / "recipe.yaml").is_file()
     if not going and run.is_dir():
@@ -42,7 +44,7 @@ def end(job: Path, run: Path, code: int, nodes: list[str]) -> None:
     """Print what follows an attempt (end, again, requeue), the exit code of the job, and the nodes to exclude."""
     if Run(run).summary().get("state") == "done":
         code = 0  # a signal that came after that has ended nothing
-    verdict = JobFolder(job).end(code, _updates(run), nodes)
+    verdict = JobFolder(job).end(code, newest_update(run), nodes)
     say(f"{verdict.reason}: {_SHOWN[verdict.action]}")
     print(verdict.action)
     print(verdict.code)
@@ -92,18 +94,18 @@ def _ended_with_our_signals(command: list[str]) -> int:
     return 128 - code if code < 0 else code
 
 
+def prepare(study: Path) -> None:
+    """Write the folder of a study that was sent here, unless another element has done so."""
+    from podium.submit.studies import begin_sent
+
+    begin_sent(study)
+
+
 def collect(study: Path) -> None:
     """Take the ended runs of a study that jobs have trained into its records and its table."""
     from podium.study.collect import collect
 
     collect(study)
-
-
-def _updates(run: Path) -> int:
-    """Return the update of the newest checkpoint; 0 where there is none."""
-    folder = run / "checkpoints"
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return max((int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))), default=0)
 
 
 def _clear(run: Path) -> None:

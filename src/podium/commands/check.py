@@ -19,8 +19,7 @@ from podium.distributed.lockstep import largest_span
 from podium.errors import UserError
 from podium.profiling.rates import measured_rates
 from podium.recipe.loading import Recipe, load_recipe
-from podium.replica_tree import span_fits
-from podium.topology import possible_instances
+from podium.topology import Blocks, possible_instances
 from podium.training.build import Training, build_training
 from podium.ui import console
 from podium.ui.console import number
@@ -79,11 +78,9 @@ def _trial_overrides(recipe: Recipe) -> list[str]:
 
 def _counts(recipe: Recipe, span: int) -> list[int]:
     """Return the numbers of instances to compare; `span`: how many replicas share statistics."""
-    num_replicas, in_rows = recipe.batch.num_replicas, recipe.parallel.shard == "parameters"
-    possible = [count for count in _COUNTS if count in possible_instances(num_replicas)]
-    return [
-        count for count in possible if span_fits(span, num_replicas, count) and not (in_rows and num_replicas % count)
-    ]
+    num_replicas, alike = recipe.batch.num_replicas, recipe.parallel.shard == "parameters"
+    possible = possible_instances(num_replicas, blocks=Blocks(span, alike))
+    return [count for count in _COUNTS if count in possible]
 
 
 @contextlib.contextmanager

@@ -98,7 +98,7 @@ def _kernels() -> tuple[bool | None, str]:
     text += f" ({', '.join(names)})" if not missing else f"; torch does the work of {', '.join(missing)}"
     if not any("llvmlite" in registry.KERNELS[name].needs for name in names):
         return None, f"{text}: llvmlite, which compiles them, is not installed"
-    from podium.kernels.jit.llvm import has_threads
+    from podium.kernels.jit.routine import has_threads
 
     if not has_threads():
         return None, f"{text}, on one thread each: torch here has no GNU OpenMP whose threads they could use"

@@ -12,9 +12,14 @@ def check() -> None:
 
 def start(run: Path, host: str) -> None:
     """Start this host's part of a run."""
-    wanted = on_host.given()
-    words = on_host.words_of(run, {str(name): int(count) for name, count in dict(wanted["hosts"]).items()})
-    on_host.answer({"pid": on_host.start(on_host.Part(run, host), {**wanted, "words": words})})
+    on_host.answer({"pid": on_host.start(on_host.Part(run, host), on_host.given())})
+
+
+def share(study: Path, host: str, at_once: int) -> int:
+    """Train this host's share of a study; return its exit code."""
+    from podium.submit.ssh.share import train_share
+
+    return train_share(study, host, at_once)
 
 
 def state(run: Path, host: str) -> None:

@@ -165,7 +165,7 @@ def _plan_recipe(asked: Asked, name: str, overrides: list[str], counts: list[int
     places = [_place(one, asked, num_hosts, per_host_most, ranged=bool(counts)) for one in recipes or [recipe]]
     for one, (instances, hosts) in zip(recipes or [recipe], places, strict=True):
         names = tuple(f"host {index}" for index in range(hosts))
-        build_topology(one.batch.num_replicas, instances, names)  # raises, with what is possible
+        build_topology(one.batch.num_replicas, instances, names, blocks=one.blocks)  # raises, with what is possible
     per_host = max(-(-instances // hosts) for instances, hosts in places)
     network = found_network or _network(asked, max(hosts for _, hosts in places))
     parts = _components(asked, name, overrides, recipe, per_host)
@@ -203,7 +203,7 @@ def _num_hosts(text: str | None) -> int:
 
 def _place(recipe: Recipe, asked: Asked, num_hosts: int, per_host: int, *, ranged: bool) -> tuple[int, int]:
     """Return (instances, hosts): those asked for, else as many as there are replicas, on as few hosts as carry them."""
-    possible = possible_instances(recipe.batch.num_replicas)
+    possible = possible_instances(recipe.batch.num_replicas, blocks=recipe.blocks)
     if ranged:
         most = asked.instances or possible[-1]
         instances = max(count for count in possible if count <= most)

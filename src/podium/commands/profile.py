@@ -46,7 +46,7 @@ def run_profile(
     if recipe.parallel.num_stages > 1:
         raise UserError("a profile is of one instance, which cannot be split into stages: add parallel.stages=1")
     if instances > 1:
-        build_topology(recipe.batch.num_replicas, instances)  # raises where they cannot be divided
+        build_topology(recipe.batch.num_replicas, instances, blocks=recipe.blocks)  # raises where it cannot be
     training = build_training(recipe)
     with console.progress_display(what="profiling") as display:
         rates = measured_rates(training, seconds, display)

@@ -22,8 +22,6 @@ from podium.training.evaluate import evaluate
 from podium.training.inference import array_batches, fitting_inputs, input_fields, model_outputs, source_batches
 from podium.training.recalibration import recalibrated
 from podium.ui.console import out, say, show_table, warn
-from podium.ui.run_summary import summary_table
-from podium.ui.streams import results_are_kept
 from podium.ui.table import Table
 
 
@@ -128,18 +126,6 @@ def predict(run: Run, which: str, overrides: Iterable[str] = ()) -> None:
     for picture in report.prediction.pictures:
         out.print(f"{picture.title}: {picture.path}", soft_wrap=True)
     out.print(f"report: {run.report_file}", soft_wrap=True)
-
-
-def print_summary(run: Run) -> None:
-    """Print the last lines of a training."""
-    results_are_kept()
-    summary = run.summary(whole=True)
-    show_table(summary_table(str(run.path), summary))
-    if run.report_file.exists():
-        out.print(f"report: {run.report_file.resolve()}", soft_wrap=True)
-    loss = summary["valid"]["last"].get("loss")
-    if loss is not None:
-        out.print(f"final validation loss: {loss:.4f}")
 
 
 def predict_file(run: Run, which: str, source: Path, target: Path) -> None:

@@ -13,9 +13,6 @@ import torch
 
 from podium import __version__
 from podium.checkpoints.reading import go_back
-from podium.commands.plan_grades import show_grades
-from podium.commands.runs import print_summary
-from podium.data.sources.hdf5 import divide_memory
 from podium.distributed.instances import Instances
 from podium.distributed.lost import InstanceLost
 from podium.errors import Interrupted, UserError
@@ -23,8 +20,8 @@ from podium.launch.environment import Place, find_host_index, find_place
 from podium.launch.plan import plan_launch, ssh_commands
 from podium.launch.secret import take_secret
 from podium.machine.device import device_identity, device_name, num_devices, resolve_device, use_device
+from podium.machine.memory import divide_memory
 from podium.machine.numerics import numerics_variables
-from podium.plan.history import grade
 from podium.recipe.loading import Recipe, load_recipe, recipe_with
 from podium.recipe.overrides import parse_override
 from podium.runs import observer_code, own_code
@@ -42,7 +39,6 @@ from podium.topology import (
 from podium.train import resume as resume_training
 from podium.train import train as train_recipe
 from podium.training.stop_request import StopRequest, resume_continues
-from podium.tune.tuner import tuned
 from podium.ui.console import keep_traceback, log_path, only_warned, say, show_table, warn
 from podium.workloads.registry import explain_own
 
@@ -82,9 +78,12 @@ def train(
     exists = goes_on and Run(folder).recipe_file.exists()
     if not join and not exists:
         check_free(folder)
-    if hosts is None:
-        overrides, num_instances = tuned(name, overrides, recipe, num_instances)
-        recipe = load_recipe(name, overrides)
+    if hosts is None and recipe.engine.tune != "off":
+        from podium.tune.tuner import tuned
+
+        chosen, num_instances = tuned(name, overrides, recipe, num_instances)
+        if chosen != overrides:
+            overrides, recipe = chosen, load_recipe(name, chosen)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
         if exists:
@@ -108,11 +107,15 @@ def resume(
     update: int | None = None,
     secret_file: Path | None = None,
     accept_changes: bool = False,
+    *,
+    quiet: bool = False,
 ) -> None:
     """Continue a run on any number of instances; from the checkpoint of `update`, where one is given.
 
-    `accept_changes`: even where its recipe is no longer the one that the checkpoint was written with.
+    `accept_changes`: even where its recipe is no longer the one that the checkpoint was written with. `quiet`: print
+    nothing about its end.
     """
+    tell_end = _tell_nothing if quiet else _tell_end
     stop.advice = resume_continues(path)
     place, secret = find_place(os.environ), take_secret(secret_file, os.environ)
     if place is not None:
@@ -131,13 +134,13 @@ def resume(
     _go_back(run, update)
     topology = _topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
-        _tell_end(resume_training(run, recipe, topology, stop=stop, accept_changes=accept_changes))
+        tell_end(resume_training(run, recipe, topology, stop=stop, accept_changes=accept_changes))
         return
     with _launching(run, stop):
         accepted = ["--accept-changes"] if accept_changes else []
         words = ["resume", str(path), *overrides, *own_code.CHOICE.flags(), *accepted, *stop.flags()]
         if launch_instances(recipe, topology, words, hosts, join, secret):
-            _tell_end(Run(path))
+            tell_end(Run(path))
 
 
 def _run_to_continue(path: Path, overrides: list[str]) -> tuple[Run, Recipe]:
@@ -193,14 +196,14 @@ def _topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> T
     elif asked is not None:
         count = asked
     elif num_instances is None:
-        count = next(iter(possible_instances(num_replicas, num_stages, len(names))), num_stages)
+        count = next(iter(possible_instances(num_replicas, num_stages, len(names), recipe.blocks)), num_stages)
     else:
         cores = len(usable_cores())
         threads = resolve_threads(recipe.engine.threads, cores, num_replicas * num_stages)
         if devices := num_devices(recipe.engine.device):
             cores, threads = devices * recipe.launch.instances_per_device, 1
-        count = auto_instances(num_replicas, cores * len(names), threads, num_stages, len(names))
-    return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers, sizes)
+        count = auto_instances(num_replicas, cores * len(names), threads, num_stages, len(names), recipe.blocks)
+    return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers, sizes, recipe.blocks)
 
 
 def launch_instances(
@@ -247,10 +250,18 @@ def _check_enough_devices(recipe: Recipe, num_local: int) -> None:
 
 def _tell_end(run: Run) -> None:
     """Print the last lines of a training and, where it was planned, what was predicted beside what was measured."""
+    from podium.commands.plan_grades import show_grades
+    from podium.commands.run_end import print_summary
+    from podium.plan.history import grade
+
     print_summary(run)
     with only_warned("the run is complete"):
         if (graded := grade(run.summary(), str(run.path))) is not None:
             show_grades(graded)
+
+
+def _tell_nothing(run: Run) -> None:
+    """Leave the end of a training to what is done with it."""
 
 
 @contextmanager

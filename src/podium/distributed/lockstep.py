@@ -33,7 +33,8 @@ from podium.distributed.reduction.uneven_buffers import sum_of
 from podium.errors import UserError
 from podium.layers.norm import SpanBatchNorm, inside
 from podium.machine import foreach
-from podium.replica_tree import deal, join_order, span_fits
+from podium.replica_tree import deal, join_order
+from podium.topology import Blocks
 
 T = TypeVar("T")
 #: (sum over the local replicas of a block, the number of its replicas) -> the sum over the aligned block of so many
@@ -59,13 +60,7 @@ def check_span(
             f"norm.span = {span} does not divide batch.replicas = {num_replicas}: {span} replicas share statistics, so "
             "batch.replicas must be a multiple of it"
         )
-    if not span_fits(span, num_replicas, num_instances):
-        possible = [str(count) for count in range(1, num_replicas + 1) if span_fits(span, num_replicas, count)]
-        raise UserError(
-            f"norm.span = {span} cannot lie in {num_instances} instances of {num_replicas} replicas: replicas that "
-            "share statistics run side by side, and an instance would carry parts of two spans (possible: "
-            f"{', '.join(possible)})"
-        )
+    Blocks(span).check(num_replicas, num_instances)
     num_local = max(len(block) for block in deal(num_replicas, num_instances))
     if reduction == "fast" and span > 1 and num_local > 1 and num_instances > 1:
         raise UserError(

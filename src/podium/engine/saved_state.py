@@ -10,10 +10,17 @@ from podium.errors import UserError
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Means = dict[str, float]
+_Link = Annotated[str, Field(pattern="^([0-9a-f]{16})?$")]
 
 
 class _Saved(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Chain(_Saved):
+    update: _Count = 0
+    before: _Link = ""
+    link: _Link = ""
 
 
 class _Progress(_Saved):
@@ -32,6 +39,7 @@ class _Progress(_Saved):
     stopped_early: bool = False
     average_last: _Means
     num_averaged: _Count
+    chain: _Chain = _Chain()
     pending: dict[str, Sequence[Annotated[Sequence[float], Field(min_length=2, max_length=2)]]]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from podium.contract import Workload
 from podium.data.source import Source
 from podium.distributed.pipeline.meta_blocks import local_tensors, remote_names
+from podium.engine.chain import Chain
 from podium.engine.loss_scale import LossScale
 from podium.engine.losses import Sums
 from podium.engine.saved_state import check_average, check_saved, damaged_state
@@ -69,6 +70,8 @@ class Progress:
     num_averaged: int = 0
     #: losses of updates since the last record (for a run that stopped between two records)
     pending: Sums = field(default_factory=Sums)
+    #: digests of the weights at all records so far
+    chain: Chain = field(default_factory=Chain)
 
     def take_train(self) -> dict[str, float]:
         """Return the means of the pending losses; nothing is pending afterwards."""
@@ -100,7 +103,7 @@ class Progress:
 
     def state(self) -> dict[str, Any]:
         """Return the fields for the checkpoint, as values that JSON stores exactly."""
-        return {**vars(self), "pending": self.pending.parts}
+        return {**vars(self), "pending": self.pending.parts, "chain": self.chain.state()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -108,7 +111,7 @@ class Progress:
             state = {**state, "best_value": state["valid_best"].get("loss")}
         pending = {name: [(total, count) for total, count in parts] for name, parts in state["pending"].items()}
         try:
-            return cls(**{**state, "pending": Sums(pending)})
+            return cls(**{**state, "pending": Sums(pending), "chain": Chain.from_state(state.get("chain", {}))})
         except TypeError:  # keys that are no fields
             raise damaged_state("progress has keys of another version") from None
 

@@ -11,6 +11,19 @@ _RESET_PEAK = "5"
 #: above this, a limit of a control group is none
 _NO_LIMIT_BYTES = 1 << 60
 
+_num_instances = 1
+
+
+def divide_memory(num_instances: int) -> None:
+    """Divide the default memory budget by the number of instances that open their samples on this host."""
+    global _num_instances
+    _num_instances = num_instances
+
+
+def num_sharing() -> int:
+    """Return the number of instances that share the memory of this host, this one included."""
+    return _num_instances
+
 
 def host_bytes() -> tuple[int, int]:
     """Return (all memory that the processes here may have, what of it is available now), control groups included."""

@@ -18,6 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import SafeRepresenter
 
 from podium.errors import UserError
+from podium.layers.section import NormSection
 from podium.recipe.messages import did_you_mean, explain
 from podium.recipe.overrides import COMMAND_LINE, SHORT, parse_override
 from podium.recipe.reading import Tree, read_yaml
@@ -37,6 +38,7 @@ from podium.recipe.sections.valid import ValidSection
 from podium.recipe.sections.workload import WorkloadSection
 from podium.recipe.shipped import SHIPPED, shipped_recipes
 from podium.recipe.starting_weights import drop_inherited_sizes, take_sizes_of_folder
+from podium.topology import Blocks
 from podium.workloads.registry import (
     FITTED,
     WorkloadSections,
@@ -78,6 +80,13 @@ class Recipe(Section):
         """Return the resolved tree, ready for YAML; reading it again gives an equal recipe."""
         tree: Tree = self.model_dump(mode="json", by_alias=True)
         return tree
+
+    @property
+    def blocks(self) -> Blocks:
+        """What the blocks of replicas must be like that instances carry, as far as the recipe tells: a model of the
+        user's own may ask for more when it is built."""
+        norm = getattr(self.workload.model, "norm", None)
+        return Blocks(norm.span if isinstance(norm, NormSection) else 1, self.parallel.shard == "parameters")
 
     def sha256(self) -> str:
         """Return a hash that identifies the training: it changes with any resolved value, and with a user's code."""

@@ -82,7 +82,7 @@ def fitting(recipe: Recipe) -> tuple[int, int]:
     """Return how many hosts and instances on each fit here: two hosts, if the recipe can be divided at all."""
     num_replicas, num_stages = recipe.batch.num_replicas, recipe.parallel.num_stages
     room = max(2 * num_stages, len(usable_cores()))
-    counts = [count for count in possible_instances(num_replicas, num_stages) if count <= room]
+    counts = [count for count in possible_instances(num_replicas, num_stages, 1, recipe.blocks) if count <= room]
     equal = [count for count in counts if count % (2 * num_stages) == 0]
     return (2, equal[-1] // 2) if equal else (1, counts[-1] if counts else num_stages)
 

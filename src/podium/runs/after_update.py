@@ -8,6 +8,7 @@ from podium.engine.update import Engine
 from podium.runs.metrics import Telemetry
 from podium.runs.summary import SummaryWriter
 from podium.training.build import Training
+from podium.training.chain import chained
 from podium.training.clock import Clock
 from podium.training.progress import early_end, facts, named
 from podium.training.regrouping import Regrouping
@@ -54,6 +55,7 @@ class AfterUpdate:
             record = lengths.place(update) | named("train", progress.take_train())
             record |= {"train/lr": state.schedule.lr(update - 1)} | self._groups.meter.record(update)
             record |= state.loss_scale.record() | self._summary.monitoring.record()
+            record |= chained(training)
             improved = False
             if valid_due:
                 with clock.phase("valid"):

@@ -5,6 +5,7 @@ What is not known here is handed on as it is.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from podium.engine.chain import LINK, WEIGHTS
 from podium.errors import UserError, system_reason
 from podium.machine.bounded_files import open_regular, parse_mapping, read_mapping
 
 #: the longest line of `metrics.jsonl`, and the most lines that are held at a time
 _LINE_BYTES = 1 << 20
 _MAX_RECORDS = 1_000_000
+#: the fields of a record that are no numbers, and what they hold
+_DIGESTS, _DIGEST = (WEIGHTS, LINK), re.compile("[0-9a-f]{16}")
 
 Record = dict[str, Any]
 
@@ -132,8 +136,9 @@ def _checked(path: Path, kind: type[_Facts], advice: str) -> dict[str, Any]:
     return facts
 
 
-def iterate_records(path: Path) -> Iterator[Record]:
-    """Yield the metric records of a run one by one; a last line cut short by a kill is left out."""
+def iterate_records(path: Path, *, digests: bool = False) -> Iterator[Record]:
+    """Yield the metric records of a run one by one; a last line cut short by a kill is left out. `digests`: with those
+    of the weights, which are text; all else is numbers."""
     try:
         with open_regular(path) as file:
             number = 0
@@ -142,7 +147,7 @@ def iterate_records(path: Path) -> Iterator[Record]:
                 whole = line.endswith(b"\n")
                 if not whole and len(line) <= _LINE_BYTES:  # the end of the file
                     return
-                record = parse_record(line) if whole else None
+                record = parse_record(line, digests=digests) if whole else None
                 if record is None:
                     raise UserError(
                         f"{path} is damaged: line {number} is no record of metrics; remove that line, or move the file "
@@ -155,10 +160,10 @@ def iterate_records(path: Path) -> Iterator[Record]:
         raise UserError(f"{path} cannot be read: {system_reason(error)}; move it away, and go on without it") from None
 
 
-def read_records(path: Path) -> list[Record]:
-    """Return the metric records of a run."""
+def read_records(path: Path, *, digests: bool = False) -> list[Record]:
+    """Return the metric records of a run. `digests`: with those of the weights."""
     records: list[Record] = []
-    for record in iterate_records(path):
+    for record in iterate_records(path, digests=digests):
         records.append(record)
         if len(records) > _MAX_RECORDS:
             raise UserError(
@@ -168,7 +173,8 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def parse_record(line: bytes) -> Record | None:
+def parse_record(line: bytes, *, digests: bool = False) -> Record | None:
+    """Return the record in a line, None where it is none. `digests`: with those of the weights."""
     try:
         record = parse_mapping(line)
     except ValueError:
@@ -176,7 +182,12 @@ def parse_record(line: bytes) -> Record | None:
     update = record.get("update")
     if not isinstance(update, int) or isinstance(update, bool) or not 0 <= update < 2**63:
         return None
-    return record if all(map(_is_number, record.values())) else None
+    found = {name: record.pop(name) for name in _DIGESTS if name in record}
+    if not all(isinstance(value, str) and _DIGEST.fullmatch(value) for value in found.values()):
+        return None
+    if not all(map(_is_number, record.values())):
+        return None
+    return {**record, **found} if digests else record
 
 
 def _is_number(value: object) -> bool:

@@ -3,6 +3,7 @@
 Reading a run loads no torch; only `environment`, which describes the machine for a new one, does.
 """
 
+import copy
 import json
 import os
 import platform
@@ -124,9 +125,9 @@ class Run:
         """Return the command that started the run, in the words that a person would type."""
         return ["podium", *self.environment().get("command", ["podium"])[1:]]
 
-    def recipe(self) -> Recipe:
-        """Return the resolved recipe that this run was started with."""
-        tree = self.tree()
+    def recipe(self, tree: Mapping[str, Any] | None = None) -> Recipe:
+        """Return the resolved recipe that this run was started with. `tree`: as a checkpoint has it, not the file."""
+        tree = self.tree() if tree is None else copy.deepcopy(dict(tree))
         for part, name in own_code.names_in(tree).items():
             tree[part]["name"] = own_code.name_to_use(self.path, part, name, self.environment())
         workload = tree.get("workload")
@@ -148,15 +149,16 @@ class Run:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.summary_file, {**summary, "written": _now()})
 
-    def records(self) -> list[dict[str, Any]]:
-        """Return the metric records written so far; a last line cut short by a kill is left out."""
-        return read_records(self.metrics_file)
+    def records(self, *, digests: bool = False) -> list[dict[str, Any]]:
+        """Return the metric records written so far; a last line cut short by a kill is left out. `digests`: with those
+        of the weights, which are text."""
+        return read_records(self.metrics_file, digests=digests)
 
     def forget_after(self, update: int) -> None:
         """Drop metric records of updates that will be done again after a resume."""
         if self.metrics_file.exists():
-            kept = (record_line(record) for record in iterate_records(self.metrics_file) if record["update"] <= update)
-            replace_file(self.metrics_file, kept)
+            records = iterate_records(self.metrics_file, digests=True)
+            replace_file(self.metrics_file, (record_line(record) for record in records if record["update"] <= update))
 
 
 def next_free_folder(root: Path, name: str) -> Path:

@@ -1,7 +1,8 @@
 """Metric records and where they go: JSON lines always, TensorBoard, trackers and a user's observers on request.
 
 A record is one flat mapping (`train/loss`, `valid/accuracy`, `time/input_wait_s`) with the
-update, epoch and samples it belongs to.
+update, epoch and samples it belongs to. All values are numbers, except for the digests of the weights, which only the
+JSON lines hold.
 """
 
 import json
@@ -21,7 +22,7 @@ from podium.runs.observers import Observers
 from podium.runs.tensorboard import TensorBoard
 from podium.runs.trackers import MLflow, Trackio, check_trackers, kept_id
 
-Record = Mapping[str, float]
+Record = Mapping[str, Any]
 
 
 def check_available(section: LogSection) -> None:
@@ -79,13 +80,14 @@ class Telemetry:
             self._open("Kubeflow", lambda: kubeflow.KubeflowStatus(os.environ, total_updates))
 
     def write(self, record: Record) -> None:
+        numbers = {name: value for name, value in record.items() if not isinstance(value, str)}
         for name, sink in list(self._sinks.items()):
             try:
-                sink.write(record)
+                sink.write(record if isinstance(sink, JsonLines) else numbers)
             except Exception as error:
                 self._switch_off(name, error)
         if self._observers is not None:
-            self._observers.record(record)
+            self._observers.record(numbers)
 
     def _open(self, name: str, build: Callable[[], Sink]) -> None:
         try:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from podium.contract import Prediction
@@ -38,25 +37,25 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: AppendedFile | None = None
-        # Imported before training begins: it takes longer than hundreds of updates of a small model.
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer import record_writer  # noqa: F401
-
-        self._event: Any = event_pb2
-        self._summary: Any = summary_pb2
 
     def write(self, record: Record) -> None:
-        event, value = self._event.Event, self._summary.Summary.Value
+        # Imported with the first record: a training begins sooner, and this takes as long as many updates of a small
+        # model.
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+
+        log: Any = event_pb2
+        protos: Any = summary_pb2
+        event, value = log.Event, protos.Summary.Value
         update, now = int(record["update"]), time.time()
         events = []
         if self._file is None:
             self._file = AppendedFile(self._folder / _file_name(now))
             events.append(event(wall_time=now, file_version=_VERSION))
             # Readers drop what an earlier, interrupted part of this run wrote about this update and later ones.
-            begin = self._event.SessionLog(status=self._event.SessionLog.START)
+            begin = log.SessionLog(status=log.SessionLog.START)
             events.append(event(wall_time=now, step=update, session_log=begin))
         values = [value(tag=name, simple_value=number) for name, number in record.items() if "/" in name]
-        events.append(event(wall_time=now, step=update, summary=self._summary.Summary(value=values)))
+        events.append(event(wall_time=now, step=update, summary=protos.Summary(value=values)))
         self._file.append(_framed(events))
 
     def close(self, failed: bool = False) -> None:
@@ -116,6 +115,8 @@ def write_summaries(folder: Path, summaries: Iterable[Any], update: int) -> None
 
 
 def _image(summary: Any, path: Path) -> Any:
+    from PIL import Image
+
     data = read_limited(path, _MAX_PICTURE_BYTES)
     with Image.open(io.BytesIO(data)) as image:
         (width, height), channels = image.size, len(image.getbands())

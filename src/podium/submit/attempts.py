@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 from podium.errors import UserError, system_reason, writing
 from podium.machine.bounded_files import append_regular, open_regular, parse_mapping, read_limited, read_mapping
-from podium.topology import possible_instances
+from podium.runs.folder import JOB
+from podium.topology import Blocks, possible_instances
 
 #: endings that another attempt would not change, and the one that asks for another
 _FINAL, _SAVED = (0, 2, 3), 75
@@ -35,6 +36,9 @@ class JobFacts(BaseModel):
 
     num_replicas: PositiveInt
     num_stages: PositiveInt
+    #: what blocks of replicas must be like (`topology.Blocks`)
+    span: PositiveInt = 1
+    alike: bool = False
     #: instances on each node, at most
     per_node: PositiveInt
     requeues: NonNegativeInt
@@ -71,9 +75,9 @@ class Verdict:
 
 def choose_instances(facts: JobFacts, num_nodes: int) -> tuple[int, int]:
     """Return the nodes to use and the instances on all of them together: the most that can carry the recipe."""
-    best = (0, 0)
+    best, blocks = (0, 0), Blocks(facts.span, facts.alike)
     for nodes in range(1, num_nodes + 1):
-        for count in possible_instances(facts.num_replicas, facts.num_stages, nodes):
+        for count in possible_instances(facts.num_replicas, facts.num_stages, nodes, blocks):
             if best[1] < count <= nodes * facts.per_node:
                 best = (nodes, count)
     if not best[1]:
@@ -93,12 +97,12 @@ def excluded_nodes(attempts: Sequence[Attempt]) -> tuple[str, ...]:
 def judge(facts: JobFacts, attempts: Sequence[Attempt], nodes: Sequence[str]) -> Verdict:
     """Return what follows the last attempt; `nodes` are those of the allocation that it was made in."""
     last, before = attempts[-1], attempts[:-1]
-    code = 3 if last.code is None else last.code
-    if code in _FINAL:
-        return Verdict("end", f"ended with exit code {code}", code=code)
+    if last.code in _FINAL:
+        return Verdict("end", f"ended with exit code {last.code}", code=last.code)
     excluded = excluded_nodes(attempts)
     fresh = [node for node in excluded if node not in excluded_nodes(before)]
     why = _why(last, fresh)
+    code = 3 if last.code is None else last.code
     if len(before) >= facts.requeues:
         most = f"{why}; it has started {len(attempts)} times, which is the most that is allowed"
         return Verdict("end", most, code=_SAVED if code == _SAVED else 3)
@@ -119,6 +123,8 @@ def _can_carry(facts: JobFacts, num_nodes: int) -> bool:
 
 
 def _why(last: Attempt, fresh: Sequence[str]) -> str:
+    if last.code is None:
+        return f"nobody was left to say how the attempt on {', '.join(last.nodes)} has ended"
     if last.code == _SAVED:
         return f"stopped and saved after update {last.updates:,}"
     lost = f"an instance on {', '.join(last.lost)} was lost" if last.lost else f"ended with exit code {last.code}"
@@ -162,6 +168,16 @@ def expand_nodes(text: str) -> list[str]:
     return names
 
 
+_CHECKPOINT = re.compile(r"update-(\d+)")
+
+
+def newest_update(run: Path) -> int:
+    """Return the update of the newest checkpoint in a run's folder; 0 where there is none."""
+    folder = run / "checkpoints"
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return max((int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))), default=0)
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +186,11 @@ class JobFolder:
     """The folder of a job, or of one element of an array, whose facts lie one folder above."""
 
     path: Path
+
+    @classmethod
+    def of_element(cls, study: Path, number: int) -> "JobFolder":
+        """Return that of one run of a study."""
+        return cls(study / JOB / f"{number:04d}")
 
     @property
     def log_file(self) -> Path:
@@ -220,6 +241,17 @@ class JobFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             with append_regular(self.attempts_file) as file:
                 file.write(json.dumps(record).encode() + b"\n")
+
+    def settle(self, updates: int) -> Verdict | None:
+        """Record the end of an attempt whose node went down, or whose script was killed, before it could: the
+        scheduler has started the job again by itself. Return what follows, None where nothing was left to settle."""
+        attempts = self.attempts()
+        if not attempts or attempts[-1].ended is not None:
+            return None
+        end = {"ended": time.time(), "updates": updates}
+        self.add(end)
+        attempts[-1] = Attempt.model_validate({**attempts[-1].model_dump(), **end})
+        return judge(self.facts(), attempts, attempts[-1].nodes)
 
     def begin(self, nodes: Sequence[str]) -> tuple[int, list[str]]:
         """Record that an attempt begins; return its number of instances and the nodes that carry them."""

@@ -28,7 +28,9 @@ def _runtime(container: ContainerSection, folders: Sequence[str], variables: Seq
     if container.runtime == "shifter":
         mounts = [f"--volume={folder if ':' in folder else f'{folder}:{folder}'}" for folder in folders]
         return ["shifter", f"--image={container.image}", *mounts, *container.options]
-    words = ["docker", "run", "--rm", "--network=host", "--ipc=host", "--security-opt=no-new-privileges"]
+    # Files belong to who submits; signals reach Podium, and end it also while it loads.
+    words = ["sh", "-c", 'exec docker run --user="$(id -u):$(id -g)" "$@"', "docker", "--rm", "--init", "--interactive"]
+    words += ["--network=host", "--ipc=host", "--security-opt=no-new-privileges", "--env=HOME=/tmp"]
     words += [f"--volume={folder if ':' in folder else f'{folder}:{folder}'}" for folder in folders]
     # Names alone: their values come from the environment, and are on no command line.
     words += [f"--env={name}" for name in [*variables, *_OF_SLURM]]

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from podium.errors import Interrupted, PodiumError
 from podium.machine.signals import stop_signals
-from podium.recipe.durations import Duration
 
 if TYPE_CHECKING:
     from podium.distributed.instances import Instances
     from podium.engine.state import Lengths
+    from podium.recipe.durations import Duration
 
 #: by phase: the answer to a signal that does not end the process at once, and what a second SIGINT does
 _ANSWERS = {
@@ -41,7 +41,7 @@ class StopRequest:
         #: the process from whose start the time limit counts; None: from now
         self.process = process
         #: where in the training to stop, as `--until` has it; None: at its end
-        self.until = None if until is None else Duration.parse(until)
+        self.until = None if until is None else _duration(until)
         self._last_update: int | None = None
         #: whether to print an answer to a signal that does not end the process at once
         self.speaks: Callable[[], bool] = lambda: True
@@ -156,3 +156,9 @@ def _write(text: str) -> None:
     """Write to standard error without Python's streams: the signal may have interrupted one of their writes."""
     with suppress(OSError):
         os.write(2, text.encode())
+
+
+def _duration(text: str) -> "Duration":
+    from podium.recipe.durations import Duration  # pydantic with it, which `podium --help` does without
+
+    return Duration.parse(text)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from podium.topology import possible_instances
+from podium.topology import Blocks, possible_instances
 
 Layout = Literal["default", "channels_last"]
 
+_ANY = Blocks()
 #: one pass may hold up to this many times the samples that the recipe has
 _MAX_MERGED = 8
 
@@ -73,7 +74,7 @@ def shapes(base: Choice) -> Iterator[tuple[int, int, int]]:
         yield base.micro // 2, base.accumulation * 2, base.replicas
 
 
-def choices(base: Choice, num_cores: int, fixed: frozenset[str] = frozenset()) -> list[Choice]:
+def choices(base: Choice, num_cores: int, fixed: frozenset[str] = frozenset(), blocks: Blocks = _ANY) -> list[Choice]:
     """Return all combinations worth measuring, the base first; `fixed` are recipe keys (or `instances`) to leave alone.
 
     Compilation and prefetch are tried later, on the best of these.
@@ -85,7 +86,7 @@ def choices(base: Choice, num_cores: int, fixed: frozenset[str] = frozenset()) -
             (micro, accumulation, replicas) != (base.micro, base.accumulation, base.replicas)
         ):
             continue
-        for instances in [base.instances] if "instances" in fixed else useful_instances(replicas, num_cores):
+        for instances in [base.instances] if "instances" in fixed else useful_instances(replicas, num_cores, blocks):
             for threads in [base.threads] if "engine.threads" in fixed else _powers_of_two(num_cores):
                 if threads * instances > num_cores and (threads, instances) != (base.threads, base.instances):
                     continue
@@ -98,11 +99,14 @@ def choices(base: Choice, num_cores: int, fixed: frozenset[str] = frozenset()) -
     return found
 
 
-def useful_instances(num_replicas: int, most: int) -> list[int]:
+def useful_instances(num_replicas: int, most: int, blocks: Blocks = _ANY) -> list[int]:
     """Return the numbers of instances, up to `most`, whose largest share of the replicas is smaller than that of fewer:
     the others take as long."""
-    counts = [count for count in possible_instances(num_replicas) if count <= most]
-    return [count for count in counts if count == 1 or -(-num_replicas // count) < -(-num_replicas // (count - 1))]
+    found: dict[int, int] = {}  # by the largest share: the fewest instances
+    for count in possible_instances(num_replicas, blocks=blocks):
+        if count <= most:
+            found.setdefault(-(-num_replicas // count), count)
+    return list(found.values())
 
 
 def _powers_of_two(most: int) -> list[int]:

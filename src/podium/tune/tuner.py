@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podium.engine.compile import has_compiler
 from podium.errors import UserError
@@ -17,10 +17,12 @@ from podium.runs.folder import replace_file
 from podium.topology import build_topology, usable_cores
 from podium.training.build import build_training
 from podium.tune.cache import Outcome, recall, remember
-from podium.tune.measure import MeasuringProcesses
 from podium.tune.space import KEYS, PRESERVING, Choice, choices, halve
 from podium.ui import console
 from podium.ui.table import Table
+
+if TYPE_CHECKING:
+    from podium.tune.measure import MeasuringProcesses
 
 #: how long the search may take, not counting the final measurements
 SEARCH_S = 60.0
@@ -96,7 +98,11 @@ def _measured(
     try:
         with console.progress_display(what="tuning") as search.display:
             rates = halve(
-                choices(base, cores, _given(recipe)), base, search.rate, first_s=_FIRST_VISIT_S, time_left=search.left
+                choices(base, cores, _given(recipe), recipe.blocks),
+                base,
+                search.rate,
+                first_s=_FIRST_VISIT_S,
+                time_left=search.left,
             )
             if base not in rates:
                 raise UserError("the recipe itself could not be run; `podium train` says why")
@@ -133,6 +139,8 @@ class _Search:
         self.display.update(int(done), int(self._seconds), {"trying": _listed(_shown(choice))})
         group = self._processes.get(choice.instances)
         if group is None:
+            from podium.tune.measure import MeasuringProcesses  # a training that only recalls does without
+
             group = self._processes[choice.instances] = MeasuringProcesses(
                 choice.instances, self._name, self._overrides
             )

@@ -25,9 +25,11 @@ from PIL import Image
 
 from podium.data.images.jpeg_frame import END_OF_IMAGE, Frame, read_frame, rows_to_decode
 from podium.machine import counter_rng
+from podium.ui.first_use import told_at_first
 
 _ATTEMPTS = 10
 _MAX_SCALE = 8
+_COMPILED = "compiling the decoder for windows of photographs for this machine: some seconds, once"
 
 
 #: (data, top, left, height, width) -> RGB; None: libjpeg-turbo is to decode this one
@@ -43,7 +45,7 @@ def _import_window_decoder() -> WindowDecoder | None:
         from podium.data.images.jpeg.window import decode_window
     except ImportError:
         return None
-    return decode_window
+    return told_at_first(_COMPILED, decode_window)
 
 
 _window_decoder = _import_window_decoder()

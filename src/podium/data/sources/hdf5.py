@@ -26,6 +26,7 @@ from podium.data.source import Arrays, Field
 from podium.data.sources.hdf5_links import check_own_numbers, follow_links
 from podium.errors import UserError, system_reason
 from podium.machine.bounded_files import open_regular
+from podium.machine.memory import num_sharing
 
 #: A torch operation on at most this many numbers stays in the thread that calls it.
 _SERIAL_NUMBERS = 32768
@@ -35,8 +36,6 @@ _GB = 10**9
 
 #: what h5py raises about files that are not as the format describes
 DAMAGE = (OSError, RuntimeError, ValueError, TypeError, KeyError, OverflowError)
-
-_num_instances = 1
 
 
 @dataclass(frozen=True)
@@ -101,15 +100,9 @@ class Hdf5Source:
             rows.read(samples, out[name])
 
 
-def divide_memory(num_instances: int) -> None:
-    """Divide the default memory budget by the number of instances that open their samples on this host."""
-    global _num_instances
-    _num_instances = num_instances
-
-
 def available_bytes(*, shared: bool = False) -> int:
     """Return the memory available now: this instance's share, or all of it for what the instances have in common."""
-    return int(psutil.virtual_memory().available) // (1 if shared else _num_instances)
+    return int(psutil.virtual_memory().available) // (1 if shared else num_sharing())
 
 
 def budget_bytes(memory_budget_gb: float | None) -> int | None:

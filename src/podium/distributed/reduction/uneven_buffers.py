@@ -15,8 +15,8 @@ from podium.replica_tree import Join
 
 #: up to this size, every instance of a single host adds the whole buffer, which saves a barrier
 WHOLE_BYTES = 1 << 17
-#: size of the pieces that are added at a time, so that intermediate sums stay in the cache
-_ADDED_BYTES = 1 << 18
+#: size of the pieces that are added at a time: intermediate sums stay in the cache, and calls cost little
+_ADDED_BYTES = 1 << 19
 
 #: messages: the other instance, what is sent or received (which must live as long), and what to wait for
 _Posted = list[tuple[int, Tensor, dist.Work]]

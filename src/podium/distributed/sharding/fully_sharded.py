@@ -21,6 +21,7 @@ from podium.distributed.lost import naming_lost_instance
 from podium.distributed.reduction.ddp import DdpReduction
 from podium.errors import UserError
 from podium.recipe.section import is_own_name
+from podium.topology import Blocks
 
 
 class ShardedModel:
@@ -133,13 +134,7 @@ def check_fully_sharded(model: nn.Module, reduction: str, optimiser: str, compil
 
 def check_equal_blocks(num_replicas: int, num_instances: int) -> None:
     """Raise UserError unless all instances carry equally many replicas: each gathers weights for every micro-batch."""
-    if num_replicas % num_instances:
-        possible = [str(count) for count in range(1, num_replicas + 1) if num_replicas % count == 0]
-        raise UserError(
-            "parallel.shard=parameters needs equally many replicas on all instances, which do every micro-batch "
-            f"together: {num_instances} instances cannot carry {num_replicas} replicas "
-            f"(possible: {', '.join(possible)})"
-        )
+    Blocks(alike=True).check(num_replicas, num_instances)
 
 
 def _untied(blocks: Sequence[nn.Module]) -> list[nn.Module]:

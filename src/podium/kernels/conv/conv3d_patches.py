@@ -4,14 +4,14 @@
 volume (n, h, w, d, c), contiguous, with a border of zeros one wide; patches (n · H · W · D, 4 · 4 · 4 · c)
 """
 
-import functools
 import itertools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Routine, Value, number
+from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Value, number
+from podium.kernels.jit.routine import machine_code
 
 KERNEL = 4
 _PIECES_OF_THREAD = 4
@@ -34,8 +34,8 @@ def lay(patches: Tensor, coarse: Size, volume: Tensor, bias: Tensor | None) -> N
     _lay((h, w, d), coarse, c, bias is not None)(num_pieces, n, patches, volume, 0 if bias is None else bias)
 
 
-@functools.cache
-def _cut(fine: Size, coarse: Size, c: int) -> Routine:
+@machine_code
+def _cut(fine: Size, coarse: Size, c: int) -> Code:
     code = Code(num_arguments=4)
     first, num_lines, volume, patches = code.arguments
     volume, patches = code.pointer(volume, FLOAT), code.pointer(patches, FLOAT)
@@ -66,11 +66,11 @@ def _cut(fine: Size, coarse: Size, c: int) -> Routine:
                         code.store_vector(value, patches, code.plus(to, at))
 
                     _every_vector(code, c, move)
-    return Routine(code)
+    return code
 
 
-@functools.cache
-def _lay(fine: Size, coarse: Size, c: int, has_bias: bool) -> Routine:
+@machine_code
+def _lay(fine: Size, coarse: Size, c: int, has_bias: bool) -> Code:
     code = Code(num_arguments=4)
     num_samples, patches, volume, bias = code.arguments
     patches, volume, bias = (code.pointer(address, FLOAT) for address in (patches, volume, bias))
@@ -99,7 +99,7 @@ def _lay(fine: Size, coarse: Size, c: int, has_bias: bool) -> Routine:
                 code.store_vector(total, volume, code.plus(to, at))
 
             _every_vector(code, c, add)
-    return Routine(code)
+    return code
 
 
 def _fine(code: Code, coarse: Value, tap: Value, size: int) -> tuple[Value, Value]:

@@ -8,7 +8,6 @@ own. A cube is transformed along its three axes; each of its points belongs to a
     volume (n, h, w, d, c), contiguous; points (27, tiles · n, phases · c), each of the matrices contiguous
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Routine, Value, number
+from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Value, number
+from podium.kernels.jit.routine import machine_code
 
 Line = list[Value]
 Transform = Literal["inputs", "taps", "outputs"]
@@ -78,10 +78,10 @@ def _run(
     routine(num_pieces, n, volume, points, points.stride(0), 0 if bias is None else bias)
 
 
-@functools.cache
+@machine_code
 def _routine(
     size: tuple[int, int, int], c: int, tiling: Tiling, transform: Transform, has_bias: bool, backwards: bool
-) -> Routine:
+) -> Code:
     num_in, turned = _TRANSFORMS[transform]
     code = Code(num_arguments=5)
     num_samples, volume, points, of_point, bias = code.arguments
@@ -146,7 +146,7 @@ def _routine(
                             ]
                             for x, value in enumerate(_all_ways(code, values, num_in, turned)):
                                 code.store_vector(value, points, code.plus(code.plus(point(x), column), at))
-    return Routine(code)
+    return code
 
 
 def _divided(code: Code, value: Value, by: int) -> tuple[Value, Value]:

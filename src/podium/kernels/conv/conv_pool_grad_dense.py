@@ -8,14 +8,13 @@ chose it and zeros for the others. The additions that count are the same in the 
     image (n, h, w, c), pooled (n, q, o), all contiguous; q counts windows row by row; a strip is a vector of channels
 """
 
-import functools
-
 import torch
 from llvmlite import ir
 from torch import Tensor
 
-from podium.kernels.conv.conv_pool_loops import NONE, Geometry, window_starts
-from podium.kernels.jit.llvm import BYTE, FLOAT, INT, LONG, WIDTH, Code, Routine, Value, number
+from podium.kernels.conv.conv_pool_loops import NONE, Geometry, image_starts
+from podium.kernels.jit.llvm import BYTE, FLOAT, INT, LONG, WIDTH, Code, Value, number
+from podium.kernels.jit.routine import machine_code
 
 #: sums of a strip held in registers at a time, besides the gradients of the positions and the factors
 _MOST_SUMS = 9
@@ -29,18 +28,18 @@ def fits(geometry: Geometry) -> bool:
 
 def gradients(geometry: Geometry, image: Tensor, chosen: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of taps (o, a, b, c) and bias, given that of `pooled`."""
-    routine, starts, num_scratch = _routine(geometry)
+    routine, starts = _routine(geometry), image_starts(geometry)
     num_pieces, num_weights = torch.get_num_threads(), geometry.num_out * geometry.num_taps
     sums = torch.empty(num_pieces, num_weights + geometry.num_out)  # of the taps, followed by those of the bias
-    routine(num_pieces, len(image), image, chosen, grad, starts, sums, torch.empty(num_pieces * num_scratch))
+    routine(num_pieces, len(image), image, chosen, grad, starts, sums, torch.empty(num_pieces * routine.num_scratch))
     total = sums[0] if num_pieces == 1 else sums.sum(0)
     shape = (geometry.num_out, *geometry.kernel, geometry.image[2])
     return total[:num_weights].view(shape), total[num_weights:]
 
 
-@functools.cache
-def _routine(geometry: Geometry) -> tuple[Routine, Tensor, int]:
-    """Return the routine, where windows begin in the image, and the number of floats a piece needs for its sums."""
+@machine_code
+def _routine(geometry: Geometry) -> Code:
+    """Write the routine; its scratch memory is floats for the sums of a piece."""
     _, width, depth = geometry.image
     num_out, num_taps, area, num_windows = (
         geometry.num_out, geometry.num_taps, geometry.window_area, geometry.num_windows
@@ -108,7 +107,8 @@ def _routine(geometry: Geometry) -> tuple[Routine, Tensor, int]:
             code.store(
                 code.load(lane_of, number(num_taps * WIDTH)), sums_of, code.plus(number(num_out * num_taps), channel)
             )
-    return Routine(code), window_starts(geometry, width, depth), num_scratch
+    code.num_scratch = num_scratch
+    return code
 
 
 def _first_channel(code: Code, strip: Value, num_out: int) -> Value:

@@ -27,7 +27,8 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from podium.kernels.jit.llvm import BYTE, FLOAT, INT, LONG, WIDTH, Code, Routine, Value, number
+from podium.kernels.jit.llvm import BYTE, FLOAT, INT, LONG, WIDTH, Code, Value, number
+from podium.kernels.jit.routine import machine_code
 
 _MOST_SUMS = 12  # vectors summed at a time; the 16 registers also hold the inputs
 NONE = 255  # instead of a chosen position: no gradient passes, since ReLU zeroed the value
@@ -93,7 +94,7 @@ def pool(geometry: Geometry, conv: Tensor, pooled: Tensor, chosen: Tensor) -> No
     `conv` may lack rows and columns that no window covers.
     """
     _, num_rows, num_columns, _ = conv.shape
-    routine, starts = _pool(geometry, num_rows, num_columns)
+    routine, starts = _pool(geometry, num_rows, num_columns), window_starts(geometry, num_columns, geometry.num_out)
     routine(torch.get_num_threads(), len(conv), conv, pooled, chosen, starts)
 
 
@@ -101,7 +102,7 @@ def convolve_and_pool(
     geometry: Geometry, image: Tensor, taps: Tensor, bias: Tensor | None, pooled: Tensor, chosen: Tensor
 ) -> None:
     """Do the same from the image, without storing the convolution's output; for blocks that are `small`."""
-    routine, starts = _convolve_and_pool(geometry)
+    routine, starts = _convolve_and_pool(geometry), image_starts(geometry)
     bias = taps.new_zeros(geometry.num_out) if bias is None else bias
     num_pieces = torch.get_num_threads()
     by_tap = torch.empty(num_pieces, taps.numel())
@@ -112,17 +113,24 @@ def gradients(
     geometry: Geometry, image: Tensor, taps: Tensor, chosen: Tensor, grad: Tensor, wants_image: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients of image, taps and bias, given that of `pooled`."""
-    routine, starts, num_scratch = _gradients(geometry, wants_image)
+    routine, starts = _gradients(geometry, wants_image), image_starts(geometry)
     num_pieces, num_weights = torch.get_num_threads(), taps.numel()
     sums = taps.new_zeros(num_pieces, num_weights + geometry.num_out)  # of the taps, followed by those of the bias
     of_image = torch.zeros_like(image) if wants_image else None
-    scratch = torch.empty(num_pieces * num_scratch, dtype=torch.int32)
+    scratch = torch.empty(num_pieces * routine.num_scratch, dtype=torch.int32)
     there = 0 if of_image is None else of_image
     routine(num_pieces, len(image), image, taps, chosen, grad, starts, sums, there, scratch)
     total = sums[0] if num_pieces == 1 else sums.sum(0)
     return of_image, total[:num_weights].view(taps.shape), total[num_weights:]
 
 
+def image_starts(geometry: Geometry) -> Tensor:
+    """Return `window_starts` in the image itself."""
+    _, width, depth = geometry.image
+    return window_starts(geometry, width, depth)
+
+
+@functools.cache
 def window_starts(geometry: Geometry, width: int, depth: int) -> Tensor:
     """Return, as int32 (q, r), where position r of window q begins in an image of this width and depth."""
     (num_rows, num_columns), (high, wide) = geometry.pooled, geometry.window
@@ -132,8 +140,8 @@ def window_starts(geometry: Geometry, width: int, depth: int) -> Tensor:
     return starts.reshape(geometry.num_windows, geometry.window_area).to(torch.int32)
 
 
-@functools.cache
-def _pool(geometry: Geometry, num_rows: int, num_columns: int) -> tuple[Routine, Tensor]:
+@machine_code
+def _pool(geometry: Geometry, num_rows: int, num_columns: int) -> Code:
     code = Code(num_arguments=5)
     num_samples, conv, pooled, chosen, starts = code.arguments
 
@@ -145,11 +153,11 @@ def _pool(geometry: Geometry, num_rows: int, num_columns: int) -> tuple[Routine,
             ]
 
     _every_window(code, geometry, num_samples, starts, pooled, chosen, values)
-    return Routine(code), window_starts(geometry, num_columns, geometry.num_out)
+    return code
 
 
-@functools.cache
-def _convolve_and_pool(geometry: Geometry) -> tuple[Routine, Tensor]:
+@machine_code
+def _convolve_and_pool(geometry: Geometry) -> Code:
     _, width, depth = geometry.image
     num_taps, num_out = geometry.num_taps, geometry.num_out
     code = Code(num_arguments=8)
@@ -184,7 +192,7 @@ def _convolve_and_pool(geometry: Geometry) -> tuple[Routine, Tensor]:
             yield from sums
 
     _every_window(code, geometry, num_samples, starts, pooled, chosen, values, begin)
-    return Routine(code), window_starts(geometry, width, depth)
+    return code
 
 
 def _every_window(
@@ -265,10 +273,9 @@ def _placed(sizes: list[int]) -> Iterator[tuple[int, int]]:
     return zip(accumulate(sizes, initial=0), sizes, strict=False)
 
 
-@functools.cache
-def _gradients(geometry: Geometry, wants_image: bool) -> tuple[Routine, Tensor, int]:
-    """Return the routine, where windows begin in the image, and how many 32-bit numbers a piece needs for its lists."""
-    _, width, depth = geometry.image
+@machine_code
+def _gradients(geometry: Geometry, wants_image: bool) -> Code:
+    """Write the routine; its scratch memory is 32-bit numbers for the lists of a piece."""
     num_out, area, num_windows = geometry.num_out, geometry.window_area, geometry.num_windows
     num_lines = num_out * num_windows
     sizes = {"g of o": num_lines, "inputs of o": num_lines, "length of o": num_out}
@@ -324,7 +331,8 @@ def _gradients(geometry: Geometry, wants_image: bool) -> tuple[Routine, Tensor, 
                 for group in _groups(geometry):
                     of_o = code.times(o, geometry.num_taps)
                     _add_sums(code, of_taps, of_o, image_of, lines, [(tap, x, k) for x, tap, k in group])
-    return Routine(code), window_starts(geometry, width, depth), num_scratch
+    code.num_scratch = num_scratch
+    return code
 
 
 def _append(

@@ -15,7 +15,6 @@ large as those of the direct method: there are more sums, but each product is su
     image (n, h, w, c), output (n, H, W, o), contiguous; kernel (o, c, 3, 3) in any layout; t tiles of a block
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,8 @@ from torch import Tensor
 
 from podium.kernels.conv.memory import channels_last_empty
 from podium.kernels.conv.winograd_weights import matrix, transformed
-from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Routine, Value, number
+from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Value, number
+from podium.kernels.jit.routine import machine_code
 
 #: sums of a matrix product that stay in registers: this many rows by this many vectors
 _ROWS, _VECTORS = 6, 2
@@ -126,11 +126,11 @@ def convolved(
 
     `backwards`: with the kernel rotated by 180°, from its outputs to its inputs.
     """
-    routine, num_scratch = _convolution(geometry, bias is not None)
+    routine = _convolution(geometry, bias is not None)
     num_pieces = min(len(image) * geometry.num_blocks, 4 * torch.get_num_threads())
     if output is None:
         output = image.new_empty(len(image), *geometry.output)
-    scratch = image.new_empty(num_pieces, num_scratch)
+    scratch = image.new_empty(num_pieces, routine.num_scratch)
     routine(num_pieces, len(image), image, transformed(kernel, backwards), 0 if bias is None else bias, output, scratch)
     return output
 
@@ -149,20 +149,19 @@ def kernel_gradient(image: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     The blocks are divided into as many pieces as there are threads, each with a sum of its own: their number is part of
     the numerics, as with torch's operators.
     """
-    routine, num_scratch = _kernel_gradient(geometry)
+    routine = _kernel_gradient(geometry)
     num_pieces = min(len(image) * geometry.num_blocks, torch.get_num_threads())
     c, o = geometry.image[2], geometry.output[2]
     sums = image.new_zeros(num_pieces, 16, c * o)
-    scratch = image.new_empty(num_pieces, num_scratch)
+    scratch = image.new_empty(num_pieces, routine.num_scratch)
     routine(num_pieces, len(image), image, grad, sums, scratch)
     total = sums[0] if num_pieces == 1 else sums.sum(0)
     of_kernel = (matrix().t() @ total).view(3, 3, c, o)
     return of_kernel.permute(3, 0, 1, 2).contiguous().permute(0, 3, 1, 2)
 
 
-@functools.cache
-def _convolution(geometry: Geometry, has_bias: bool) -> tuple[Routine, int]:
-    """Return the routine and the number of floats that a piece needs as scratch memory."""
+@machine_code
+def _convolution(geometry: Geometry, has_bias: bool) -> Code:
     c, o, t = geometry.image[2], geometry.output[2], geometry.num_tiles
     sizes = {"inputs": math.prod(geometry.inputs), "V": 16 * t * c, "M": 16 * t * o}
     code = Code(num_arguments=6)
@@ -185,11 +184,12 @@ def _convolution(geometry: Geometry, has_bias: bool) -> tuple[Routine, int]:
             if has_bias:
                 values = [code.ir.fadd(value, code.vector(bias_of, at, WIDTH)) for value in values]
             _store_tile(code, geometry, values, output_of, code.plus(first, code.times(row, 2)), column, at)
-    return Routine(code), _num_scratch(sizes)
+    code.num_scratch = _num_scratch(sizes)
+    return code
 
 
-@functools.cache
-def _kernel_gradient(geometry: Geometry) -> tuple[Routine, int]:
+@machine_code
+def _kernel_gradient(geometry: Geometry) -> Code:
     c, o, t = geometry.image[2], geometry.output[2], geometry.num_tiles
     _, wide, _ = geometry.outputs
     sizes = {"inputs": math.prod(geometry.inputs), "V": 16 * t * c}
@@ -217,7 +217,8 @@ def _kernel_gradient(geometry: Geometry) -> tuple[Routine, int]:
             z = code.pointer(parts["Z"], FLOAT, code.times(x, t * o))
             of_x = code.pointer(sums, FLOAT, code.times(code.plus(code.times(piece, 16), x), c * o))
             _multiply(code, (c, t, o), v, (1, c), z, of_x, onto=True)
-    return Routine(code), _num_scratch(sizes)
+    code.num_scratch = _num_scratch(sizes)
+    return code
 
 
 @contextmanager

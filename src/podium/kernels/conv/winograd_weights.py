@@ -12,7 +12,8 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from podium.kernels.jit.llvm import FLOAT, INT, WIDTH, Code, Routine, Value, number
+from podium.kernels.jit.llvm import FLOAT, INT, WIDTH, Code, Value, number
+from podium.kernels.jit.routine import machine_code
 
 Line = list[Value]
 
@@ -34,8 +35,8 @@ def transformed(kernel: Tensor, backwards: bool = False) -> Tensor:
     return u
 
 
-@functools.cache
-def _routine(o: int, c: int, backwards: bool) -> Routine:
+@machine_code
+def _routine(o: int, c: int, backwards: bool) -> Code:
     code = Code(num_arguments=2)
     taps, u = (code.pointer(address, FLOAT) for address in code.arguments)
 
@@ -63,7 +64,7 @@ def _routine(o: int, c: int, backwards: bool) -> Routine:
                 by_tap = [_transposed(code, [of_row[tap] for of_row in by_output]) for tap in range(9)]
                 for i, (_, channel) in enumerate(rows):
                     store(_sums(code, [of_tap[i] for of_tap in by_tap]), code.plus(code.times(channel, o), out))
-    return Routine(code)
+    return code
 
 
 def _sums(code: Code, taps: Line) -> Line:

@@ -6,13 +6,12 @@ took 0.12 ms of one AVX2 core that way, 0.25 next to threads that decode.
     rows (n, height, width, 3) of bytes, out the same of floats; a strip is eight pixels of a row: three vectors
 """
 
-import functools
-
 import torch
 from llvmlite import ir
 from torch import Tensor
 
-from podium.kernels.jit.llvm import BYTE, FLOAT, INT, WIDTH, Code, Routine, Value, number
+from podium.kernels.jit.llvm import BYTE, FLOAT, INT, WIDTH, Code, Value, number
+from podium.kernels.jit.routine import machine_code
 
 _CHANNELS = 3
 _STRIP = _CHANNELS * WIDTH
@@ -41,9 +40,9 @@ def offer(rows: Tensor, mirrored: Tensor | None, scale: Tensor, shift: Tensor) -
     return mirrored_and_normalised(rows, mirrored, scale, shift) if fits(rows) else None
 
 
-@functools.cache
-def _routine(width: int, chooses: bool) -> Routine:
-    """Return the routine, in which a piece is an image."""
+@machine_code
+def _routine(width: int, chooses: bool) -> Code:
+    """Write the routine, in which a piece is an image."""
     code = Code(num_arguments=6)
     height, rows, mirrored, scale, shift, out = code.arguments
     factors = [
@@ -78,7 +77,7 @@ def _routine(width: int, chooses: bool) -> Routine:
                     every_strip(backwards=False)
         else:
             every_strip(backwards=False)
-    return Routine(code)
+    return code
 
 
 def _mirrored(code: Code, pixels: Value, k: int) -> Value:

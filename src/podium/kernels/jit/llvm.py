@@ -9,15 +9,11 @@ A routine's work is divided into numbered pieces. The threads of torch's own Ope
 threads would compete with the team for the cores), and a piece's result does not depend on which thread took it.
 """
 
-import ctypes
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from llvmlite import binding, ir
-from torch import Tensor
+from llvmlite import ir
 
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 WIDTH = 8  # floats per vector: one AVX register; elsewhere LLVM uses two registers, or half of one
@@ -33,6 +29,8 @@ class Code:
 
     def __init__(self, num_arguments: int) -> None:
         self.module = ir.Module()
+        #: elements of scratch memory that each piece needs
+        self.num_scratch = 0
         self._function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [LONG.as_pointer()]), "routine")
         self.ir = ir.IRBuilder(self._function.append_basic_block())
         passed = self._function.args[0]
@@ -142,58 +140,3 @@ class Code:
         if function is None:
             function = ir.Function(self.module, ir.FunctionType(onto.type, [onto.type] * 3), name)
         return self.ir.call(function, [left, right, onto])
-
-
-class Routine:
-    """A routine written by `Code`, compiled for this machine."""
-
-    def __init__(self, code: Code) -> None:
-        machine = _machine()
-        module = binding.parse_assembly(str(code.module))
-        module.verify()
-        # The loops that matter are already vectorised.
-        options = binding.create_pipeline_tuning_options(speed_level=2)
-        options.loop_vectorization = options.loop_unrolling = False
-        passes = binding.create_pass_builder(machine, options)
-        passes.getModulePassManager().run(module, passes)
-        self._engine = binding.create_mcjit_compiler(module, machine)  # owns the code
-        self._engine.finalize_object()
-        self._address = self._engine.get_function_address("routine")
-        self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
-
-    def __call__(self, num_pieces: int, *arguments: int | Tensor) -> None:
-        """Run all pieces, then return. Tensors are passed as the addresses of their first elements."""
-        next_piece = ctypes.c_int64(0)
-        values = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
-        passed = (ctypes.c_int64 * (2 + len(values)))(ctypes.addressof(next_piece), num_pieces, *values)
-        parallel = _parallel()
-        num_threads = min(num_pieces, torch.get_num_threads())
-        if num_threads == 1 or parallel is None:
-            self._call(ctypes.addressof(passed))
-        else:
-            parallel(self._address, ctypes.addressof(passed), num_threads, 0)
-
-
-def has_threads() -> bool:
-    """Return whether routines run on all of torch's threads; otherwise on the calling one, with the same results."""
-    return _parallel() is not None
-
-
-@functools.cache
-def _machine() -> binding.TargetMachine:
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    return binding.Target.from_default_triple().create_target_machine(
-        cpu=binding.get_host_cpu_name(), features=binding.get_host_cpu_features().flatten(), opt=3
-    )
-
-
-@functools.cache
-def _parallel() -> Callable[[int, int, int, int], None] | None:
-    """Return what runs a function on all threads of torch's OpenMP; None if that is not GNU's or compatible."""
-    try:
-        function = ctypes.CDLL(None).GOMP_parallel
-    except (OSError, AttributeError):
-        return None
-    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    return function

@@ -10,7 +10,6 @@ Sums are formed over pieces of rows in registers and combined in double precisio
 depend on the number of threads.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,8 @@ from torch import Tensor, nn
 
 from podium.kernels.conv.memory import channels_last
 from podium.kernels.eligibility import has_hooks, shown
-from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Routine, Value, number
+from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Value, number
+from podium.kernels.jit.routine import machine_code
 
 #: the most values of a piece, so that it stays in a core's cache; and rows: single precision loses digits beyond that
 _PIECE, _MOST_ROWS = 1 << 16, 2048
@@ -188,9 +188,9 @@ def _store_sums(code: Code, out: Value, piece: Value, c: Value, channel: Value, 
             code.store_vector(vector, out, _at(code, row, c, channel, lane * WIDTH))
 
 
-@functools.cache
-def _sums(group: int) -> Routine:
-    """Build the routine for partial (pieces, 3, c): the first row, sums of differences from it and of their squares."""
+@machine_code
+def _sums(group: int) -> Code:
+    """Write the routine for partial (pieces, 3, c): the first row, sums of differences from it and of their squares."""
     code, (rows, c, per_piece, x, partial) = _start(5)
     of_x, out = code.pointer(x, FLOAT), code.pointer(partial, FLOAT)
     with code.every_piece() as piece:
@@ -210,12 +210,12 @@ def _sums(group: int) -> Routine:
             sums = code.fold(num, [_zero()] * (2 * len(origin)), turn)
             kept = [origin, sums[: len(origin)], sums[len(origin) :]]
             _store_sums(code, out, piece, c, channel, kept)
-    return Routine(code)
+    return code
 
 
-@functools.cache
-def _applied(group: int, adds: bool) -> Routine:
-    """Build the routine for y = relu(x · factors[0] + factors[1] + added)."""
+@machine_code
+def _applied(group: int, adds: bool) -> Code:
+    """Write the routine for y = relu(x · factors[0] + factors[1] + added)."""
     code, (rows, c, per_piece, x, factors, y, added) = _start(7)
     of_x, by, out, more = (code.pointer(address, FLOAT) for address in (x, factors, y, added))
     with code.every_piece() as piece:
@@ -232,7 +232,7 @@ def _applied(group: int, adds: bool) -> Routine:
                 # not greater than zero, or NaN: NaN stays, as with torch's ReLU
                 below = code.ir.fcmp_ordered("<=", value, _zero())
                 code.store_vector(code.ir.select(below, _zero(), value), out, at)
-    return Routine(code)
+    return code
 
 
 def _passed(code: Code, y: Value, dy: Value, at: Value) -> Value:
@@ -241,9 +241,9 @@ def _passed(code: Code, y: Value, dy: Value, at: Value) -> Value:
     return code.ir.select(below, _zero(), code.vector(dy, at, WIDTH))
 
 
-@functools.cache
-def _gradient_sums(group: int) -> Routine:
-    """Build the routine for partial (pieces, 2, c): Σg and Σ g (x - mean)."""
+@machine_code
+def _gradient_sums(group: int) -> Code:
+    """Write the routine for partial (pieces, 2, c): Σg and Σ g (x - mean)."""
     code, (rows, c, per_piece, x, y, dy, mean, partial) = _start(8)
     of_x, of_y, of_dy, means, out = (code.pointer(address, FLOAT) for address in (x, y, dy, mean, partial))
     with code.every_piece() as piece:
@@ -265,12 +265,12 @@ def _gradient_sums(group: int) -> Routine:
 
             sums = code.fold(num, [_zero()] * (2 * len(centre)), turn)
             _store_sums(code, out, piece, c, channel, [sums[: len(centre)], sums[len(centre) :]])
-    return Routine(code)
+    return code
 
 
-@functools.cache
-def _gradients(group: int, adds: bool) -> Routine:
-    """Build the routine for dx = factors[0] · g + factors[1] · x + factors[2]; the summand's gradient is g."""
+@machine_code
+def _gradients(group: int, adds: bool) -> Code:
+    """Write the routine for dx = factors[0] · g + factors[1] · x + factors[2]; the summand's gradient is g."""
     code, (rows, c, per_piece, x, y, dy, factors, dx, of_added) = _start(9)
     of_x, of_y, of_dy, by, out, more = (code.pointer(address, FLOAT) for address in (x, y, dy, factors, dx, of_added))
     with code.every_piece() as piece:
@@ -287,4 +287,4 @@ def _gradients(group: int, adds: bool) -> Routine:
                 code.store_vector(code.multiply_add(passed, of_g, value), out, at)
                 if adds:
                     code.store_vector(passed, more, at)
-    return Routine(code)
+    return code

@@ -14,7 +14,6 @@ Every head of every sample is processed by one thread, so the number of threads 
     qkv (B, S, 3, H, D), output (B, S, H, D), contiguous; r queries of a block, t keys they may attend to
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,8 @@ from llvmlite import ir
 from torch import Tensor, nn
 
 from podium.kernels.eligibility import leave_to_torch
-from podium.kernels.jit.llvm import BYTE, FLOAT, INT, WIDTH, Code, Routine, Value, number
+from podium.kernels.jit.llvm import BYTE, FLOAT, INT, WIDTH, Code, Value, number
+from podium.kernels.jit.routine import Routine, machine_code
 from podium.kernels.jit.vector_ops import (
     PANEL,
     across,
@@ -109,8 +109,7 @@ class Attention(torch.autograd.Function):
         seed = draw_seed() if dropout else 0
         output = qkv.new_empty(num_rows, length, geometry.hidden)
         statistics = qkv.new_empty(num_rows, heads, length, 2)
-        routine, num_scratch = _forward(geometry)
-        _run(routine, num_scratch, num_rows * heads, qkv, 0 if mask is None else mask, seed, output, statistics)
+        _run(_forward(geometry), num_rows * heads, qkv, 0 if mask is None else mask, seed, output, statistics)
         ctx.save_for_backward(qkv, mask, output, statistics)
         ctx.geometry, ctx.seed = geometry, seed
         return output
@@ -120,15 +119,14 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         qkv, mask, output, statistics = ctx.saved_tensors
         of_qkv = torch.empty_like(qkv)
-        routine, num_scratch = _backward(ctx.geometry)
         arrays = (qkv, 0 if mask is None else mask, ctx.seed, output, statistics, grad.contiguous(), of_qkv)
-        _run(routine, num_scratch, statistics.shape[0] * statistics.shape[1], *arrays)
+        _run(_backward(ctx.geometry), statistics.shape[0] * statistics.shape[1], *arrays)
         return of_qkv, None, None, None, None
 
 
-def _run(routine: Routine, num_scratch: int, num_items: int, *arguments: int | Tensor) -> None:
+def _run(routine: Routine, num_items: int, *arguments: int | Tensor) -> None:
     num_pieces = min(num_items, 4 * torch.get_num_threads())
-    routine(num_pieces, num_items, torch.empty(num_pieces, num_scratch), *arguments)
+    routine(num_pieces, num_items, torch.empty(num_pieces, routine.num_scratch), *arguments)
 
 
 @dataclass
@@ -167,9 +165,8 @@ def _item(
     )
 
 
-@functools.cache
-def _forward(geometry: Geometry) -> tuple[Routine, int]:
-    """Return the routine and the number of floats that a piece needs as scratch memory."""
+@machine_code
+def _forward(geometry: Geometry) -> Code:
     length, head, stride = geometry.length, geometry.head, geometry.stride
     num_queries, of_row = geometry.queries, 3 * geometry.hidden
     sizes = {"kᵀ": head * stride, "v": length * head, "s": num_queries * stride, "factors": num_queries}
@@ -193,11 +190,12 @@ def _forward(geometry: Geometry) -> tuple[Routine, int]:
                 left, target = (own["s"], stride, 1), (outputs, geometry.hidden)
                 factors = own["factors"]
                 multiply(code, num_queries, num_keys, head, left, (own["v"], head), target, factors=factors)
-    return Routine(code), scratch_size(sizes)
+    code.num_scratch = scratch_size(sizes)
+    return code
 
 
-@functools.cache
-def _backward(geometry: Geometry) -> tuple[Routine, int]:
+@machine_code
+def _backward(geometry: Geometry) -> Code:
     length, head, stride, hidden = geometry.length, geometry.head, geometry.stride, geometry.hidden
     num_queries, of_row = geometry.queries, 3 * geometry.hidden
     sizes = {"k": length * head, "kᵀ": head * stride, "vᵀ": head * stride}
@@ -238,7 +236,8 @@ def _backward(geometry: Geometry) -> tuple[Routine, int]:
                 multiply(code, num_queries, num_keys, head, of_scores_left, (own["k"], head), (of_queries, of_row))
             transpose(code, head, length, own["dkᵀ"], stride, back.key, of_row)
             transpose(code, head, length, own["dvᵀ"], stride, back.value, of_row)
-    return Routine(code), scratch_size(sizes)
+    code.num_scratch = scratch_size(sizes)
+    return code
 
 
 def _line(code: Code, matrix: tuple[Value, int], row: Value) -> Value:

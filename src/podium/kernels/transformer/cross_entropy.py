@@ -8,7 +8,6 @@ gradient, row by row while a row is in a core's cache.
     logits (N, V), targets (N,)
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ from llvmlite import ir
 from torch import Tensor
 
 from podium.kernels.eligibility import leave_to_torch
-from podium.kernels.jit.llvm import FLOAT, INT, LONG, WIDTH, Code, Routine, Value, number
+from podium.kernels.jit.llvm import FLOAT, INT, LONG, WIDTH, Code, Value, number
+from podium.kernels.jit.routine import machine_code
 from podium.kernels.jit.vector_ops import across, constant, exponential, larger
 
 #: fewer classes or values are left to torch
@@ -72,9 +72,9 @@ def _check(target: Tensor, used: Tensor, num_classes: int) -> None:
         raise IndexError(f"a target is not among the {num_classes} classes")
 
 
-@functools.cache
-def _routine(num_classes: int) -> Routine:
-    """Return the routine, in which a piece is a row. `targets`: -1 for rows to leave out, whose gradient is zero."""
+@machine_code
+def _routine(num_classes: int) -> Code:
+    """Write the routine, in which a piece is a row. `targets`: -1 for rows to leave out, whose gradient is zero."""
     code = Code(num_arguments=3)
     build = code.ir
     logits, targets, found = code.arguments
@@ -129,7 +129,7 @@ def _routine(num_classes: int) -> Routine:
         code.store(build.fsub(code.load(line, at_target), one), line, at_target)
         for k, value in enumerate((largest, total, wanted)):
             code.store(value, results, number(k))
-    return Routine(code)
+    return code
 
 
 def _load_tail(code: Code, line: Value, at: int, size: int) -> Value:

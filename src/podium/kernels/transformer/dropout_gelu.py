@@ -6,7 +6,6 @@ again in the backward pass instead of kept; the seed comes from torch's default 
     gelu(x) = x σ(u), u = 2 √(2/π) (x + a x³)     gelu'(x) = σ(u) + x σ(u) (1 - σ(u)) u'
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from podium.kernels.eligibility import leave_to_torch
-from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Routine, Value, number
+from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Value, number
+from podium.kernels.jit.routine import machine_code
 from podium.kernels.jit.vector_ops import constant, draw_seed, exponential, kept, line_key, threshold
 
 #: values that one thread processes at a time
@@ -87,8 +87,8 @@ def _every_vector(code: Code, num_values: Value, work: Callable[[Value, Value, V
             work(line, at, code.plus(first, at))
 
 
-@functools.cache
-def _dropout(share: float) -> Routine:
+@machine_code
+def _dropout(share: float) -> Code:
     code = Code(num_arguments=4)
     num_values, x, y, seed = code.arguments
     of_x, out = code.pointer(x, FLOAT), code.pointer(y, FLOAT)
@@ -99,7 +99,7 @@ def _dropout(share: float) -> Routine:
         code.store_vector(code.ir.select(stays, value, constant(0.0)), out, place)
 
     _every_vector(code, num_values, work)
-    return Routine(code)
+    return code
 
 
 def _sigmoid(code: Code, x: Value) -> tuple[Value, Value]:
@@ -112,8 +112,8 @@ def _sigmoid(code: Code, x: Value) -> tuple[Value, Value]:
     return build.fdiv(constant(1.0), build.fadd(power, constant(1.0))), square
 
 
-@functools.cache
-def _gelu() -> Routine:
+@machine_code
+def _gelu() -> Code:
     code = Code(num_arguments=3)
     num_values, x, y = code.arguments
     of_x, out = code.pointer(x, FLOAT), code.pointer(y, FLOAT)
@@ -123,11 +123,11 @@ def _gelu() -> Routine:
         code.store_vector(code.ir.fmul(value, _sigmoid(code, value)[0]), out, place)
 
     _every_vector(code, num_values, work)
-    return Routine(code)
+    return code
 
 
-@functools.cache
-def _gelu_gradient() -> Routine:
+@machine_code
+def _gelu_gradient() -> Code:
     code = Code(num_arguments=4)
     num_values, x, dy, dx = code.arguments
     of_x, of_dy, out = (code.pointer(address, FLOAT) for address in (x, dy, dx))
@@ -143,7 +143,7 @@ def _gelu_gradient() -> Routine:
         code.store_vector(grad, out, place)
 
     _every_vector(code, num_values, work)
-    return Routine(code)
+    return code
 
 
 # --- modules ----------------------------------------------------------------------------------------------------------

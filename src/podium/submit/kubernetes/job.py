@@ -68,7 +68,12 @@ def plan_pods(
     count, each = shape.nodes[1], shape.per_node
     hosts = tuple(addresses[:count]) if addresses else host_names(name, section.kind, count)
     topology = build_topology(
-        recipe.batch.num_replicas, count * each, hosts, recipe.parallel.num_stages, recipe.parallel.stage_layers
+        recipe.batch.num_replicas,
+        count * each,
+        hosts,
+        recipe.parallel.num_stages,
+        recipe.parallel.stage_layers,
+        blocks=recipe.blocks,
     )
     folder = f"{section.runs.path if section.runs else RUNS}/{name}"
     words = [*shlex.split(site.container.podium if site.container else site.podium or "podium"), "train", recipe_file]

@@ -86,6 +86,10 @@ run=$study/runs/$number
 job=$study/job/$number
 recipe=$study/recipes/$number.yaml"""
 
+_SENT = """
+# The study was sent here: its first element writes the recipes of all.
+"${podium[@]}" attempt prepare "$study" || exit 3"""
+
 _COLLECT = """    case ${answer[0]-} in
     end) "${podium[@]}" attempt collect "$study" ;;
     esac
@@ -93,19 +97,29 @@ _COLLECT = """    case ${answer[0]-} in
 
 
 def batch_script(
-    title: str, site: Site, shape: Shape, podium: Sequence[str], folder: str, *, array: bool, requeues: int
+    title: str,
+    site: Site,
+    shape: Shape,
+    podium: Sequence[str],
+    folder: str,
+    *,
+    array: bool,
+    requeues: int,
+    sent: bool = False,
 ) -> str:
-    """Return the script of a job that trains in `folder`."""
+    """Return the script of a job that trains in `folder`; `array`: a run of the study there in each element, which was
+    `sent` from another machine or begun there."""
     directives = "\n".join(f"#SBATCH --{line}" for line in _directives(site, shape, requeues))
     job = f"{folder}/job"
     places = {"run": folder, "job": job, "recipe": f"{job}/recipe.yaml"}
     folders = (_ELEMENT if array else _ONE_RUN).format(**{key: shlex.quote(path) for key, path in places.items()})
     srun = [*site.slurm.srun, "--kill-on-bad-exit=0", "--distribution=block", f"--cpus-per-task={shape.cores_each}"]
-    srun += ["--gpus-per-task=1", "--gpu-bind=single:1"] if shape.devices_per_node else []
+    # Instances that share devices see all of their node, and take theirs by their place.
+    srun += ["--gpus-per-task=1", "--gpu-bind=single:1"] if shape.devices_per_node and shape.per_device == 1 else []
     body = _BODY.format(
         settings=_settings(site),
         podium=shlex.join(podium),
-        folders=folders,
+        folders=folders + (_SENT if array and sent else ""),
         srun=shlex.join(srun),
         collect=_COLLECT if array else "",
         wishes=_wishes(shape),

@@ -36,7 +36,7 @@ class SlurmSection(Section):
     time: Seconds = 3600.0
     #: how often a job goes back into the queue, at most
     requeues: NonNegativeInt = 10
-    #: seconds before the end of a job's time at which it saves; a quarter of its time where that is less
+    #: seconds before the end of a job's time at which it saves; a sixth of its time where that is less
     save_before_end: Seconds = 120.0
     #: how a node's devices are asked for: gres (`--gres=gpu:4`) or gpus (`--gpus-per-node=4`)
     devices_as: Annotated[str, Field(pattern="^(gres|gpus)$")] = "gres"

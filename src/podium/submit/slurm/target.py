@@ -19,7 +19,7 @@ from podium.submit.site import Site, site_from_tree
 from podium.submit.slurm.script import batch_script
 from podium.submit.slurm.shape import Shape, find_shape
 from podium.submit.slurm.watch import job_states, status_of, status_of_study
-from podium.submit.studies import begin_study, check_array, num_runs
+from podium.submit.studies import begin_study, check_array, log_words, num_runs, runs_of_study, sent_files
 from podium.submit.target import Prepared, Request, Status
 from podium.ui.visible import visible
 
@@ -41,11 +41,14 @@ class SlurmTarget:
         words = podium_words(site, [str(folder)], here=shell.host is None)
         title = visible(f"Trains {' '.join([request.what, *request.words])}")[:110]
         files = {
-            _SCRIPT: batch_script(title, site, shape, words, str(folder), array=study, requeues=requeues),
+            _SCRIPT: batch_script(
+                title, site, shape, words, str(folder), array=study, sent=shell.host is not None, requeues=requeues
+            ),
             f"{JOB}/job.json": _facts(recipe, shape, requeues),
         }
         if study:
-            more, log = _array_of(request, shell), "%4a/log"
+            more, log = _array_of(request), "%4a/log"
+            files |= sent_files(request) if shell.host is not None else {}
         else:
             files[f"{JOB}/recipe.yaml"] = to_yaml(recipe.tree())
             more, log = [], "log"
@@ -55,9 +58,11 @@ class SlurmTarget:
     def submit(self, request: Request, prepared: Prepared) -> JobRecord:
         """Write the files and hand the script to sbatch."""
         site, shell = request.site, login_shell(request.site.login)
-        if request.kind == "study":
+        if request.kind == "study" and shell.host is None:
             begin_study(request, Path(prepared.folder))
         shell.write_new(prepared.folder, prepared.files)
+        if request.kind == "study" and shell.host is not None:
+            shell.script(_folders_for_logs(prepared.folder, num_runs(request)))
         try:
             said = _run_sbatch(shell, prepared.commands[-1], _secrets(site))
         except UserError:
@@ -78,8 +83,7 @@ class SlurmTarget:
         """Return what Slurm knows of a job, with what its run says."""
         shell = _shell_of(job)
         if job.kind == "study":
-            table = shell.run(["cut", "-d,", "-f2", "--", f"{job.folder}/table.csv"]).text
-            return status_of_study(job_states(shell, job.id), table.split()[1:])
+            return status_of_study(job_states(shell, job.id), runs_of_study(shell, job.folder))
         summary = shell.read(PurePosixPath(job.folder) / "summary.json", _SUMMARY_BYTES)
         attempts = shell.read(PurePosixPath(job.folder) / JOB / "attempts.jsonl") or b""
         return status_of(job_states(shell, job.id), _mapping(summary), attempts)
@@ -87,17 +91,19 @@ class SlurmTarget:
     def logs(self, job: JobRecord, *, follow: bool) -> Iterator[bytes]:
         """Yield the log of a job."""
         shell, path = _shell_of(job), PurePosixPath(job.folder) / JOB / "log"
-        if job.kind == "study":
-            folder = shlex.quote(f"{job.folder}/{JOB}")
-            yield from shell.stream(["sh", "-c", f"tail -n +1 -- {folder}/*/log"])
+        if not follow and job.kind == "study":
+            yield from shell.stream(log_words(job.folder))
             return
         if not follow:
             yield shell.read(path) or b""
             return
+        words = (
+            log_words(job.folder, "-F") if job.kind == "study" else ["tail", "-n", "+1", "-s", "0.5", "-F", str(path)]
+        )
         # Ends with the job, or when nobody reads any more.
         known = f"squeue -h -j {shlex.quote(job.id)} 2>/dev/null | grep -q ."
         script = (
-            f'tail -n +1 -s 0.5 --pid="$$" -F -- {shlex.quote(str(path))} 2>/dev/null & '
+            f'{shlex.join(words)} --pid="$$" 2>/dev/null & '
             f'while kill -0 "$!" 2>/dev/null && {known}; do sleep 2; done; sleep 1; kill "$!" 2>/dev/null'
         )
         yield from shell.stream(["sh", "-c", script])
@@ -132,10 +138,14 @@ def _place(request: Request, shell: Shell) -> tuple[str, PurePosixPath]:
     return name, folder
 
 
-def _array_of(request: Request, shell: Shell) -> list[str]:
+def _folders_for_logs(folder: PurePosixPath, num_elements: int) -> str:
+    """Return a script that makes them: Slurm does not, and the elements begin with what they print."""
+    job = shlex.quote(f"{folder}/{JOB}")
+    return f"cd -- {job} && seq -f %04g 0 {num_elements - 1} | xargs mkdir -p --\n"
+
+
+def _array_of(request: Request) -> list[str]:
     """Return the options that make a job an array of the runs of a study."""
-    if shell.host is not None:
-        raise UserError("a study is submitted where its folder is: run this on the login node")
     check_array(request)
     last = num_runs(request) - 1
     at_once = f"%{request.wishes.at_once}" if request.wishes.at_once else ""
@@ -146,6 +156,8 @@ def _facts(recipe: Recipe, shape: Shape, requeues: int) -> str:
     facts = {
         "num_replicas": recipe.batch.num_replicas,
         "num_stages": recipe.parallel.num_stages,
+        "span": recipe.blocks.span,
+        "alike": recipe.blocks.alike,
         "per_node": shape.per_node,
         "requeues": requeues,
     }

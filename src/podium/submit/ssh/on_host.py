@@ -75,11 +75,11 @@ def facts(wanted: Mapping[str, Any]) -> dict[str, Any]:
 def start(part: Part, wanted: Mapping[str, Any]) -> int:
     """Start this host's part, which goes on when the connection ends; return its process id.
 
-    `wanted`: the words after `podium`, and variables of the environment, the run's secret among them.
+    `wanted`: what to train (`words_of`), and variables of the environment, the run's secret among them.
     """
     if _alive(part) is not None:
         raise UserError(f"{part.run} is being trained already")
-    words = [str(word) for word in wanted["words"]]
+    words = words_of(part, wanted)
     env = {**os.environ, **{str(name): str(value) for name, value in dict(wanted["environment"]).items()}}
     with writing(part.log):
         part.code.unlink(missing_ok=True)
@@ -131,8 +131,12 @@ def answer(value: Mapping[str, Any]) -> None:
     print(json.dumps(value))
 
 
-def words_of(folder: Path, hosts: Mapping[str, int]) -> list[str]:
-    """Return the words after `podium` that train in a folder."""
+def words_of(part: Part, wanted: Mapping[str, Any]) -> list[str]:
+    """Return the words after `podium` that train in a folder: a run on all of `hosts`, or a share of a study's runs,
+    at most `at_once` of them at the same time."""
+    if "at_once" in wanted:
+        return ["on-host", "share", str(part.run), part.host, "--at-once", str(int(wanted["at_once"]))]
+    folder, hosts = part.run, {str(name): int(count) for name, count in dict(wanted["hosts"]).items()}
     words = ["train", str(folder / JOB / "recipe.yaml"), "--out", str(folder)]
     if len(hosts) == 1:
         return [*words, "--instances", str(*hosts.values())]

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from podium.recipe.section import Section
 from podium.submit.words import Line
@@ -17,5 +17,7 @@ class SshSection(Section):
     ssh: Line = "ssh"
     #: the folder on every host in which runs lie; from the home folder unless it begins with /
     folder: Line = "podium"
+    #: how often a run of a study starts again, at most
+    requeues: NonNegativeInt = 10
     #: seconds by which the hosts' clocks may differ
     clock_difference: Annotated[float, Field(gt=0)] = 5.0

@@ -6,6 +6,7 @@ by a secret made for the run, which goes through ssh's standard input.
 
 import json
 import os
+import secrets
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -24,9 +25,12 @@ from podium.submit.container import podium_words
 from podium.submit.records import JobRecord, check_name, free_name, now
 from podium.submit.shell import Shell
 from podium.submit.site import Site, site_from_tree
+from podium.submit.slurm.watch import status_of_study
 from podium.submit.ssh.checks import check_hosts
 from podium.submit.ssh.code import code_to_send
 from podium.submit.ssh.hosts import HostPart, parse_hosts
+from podium.submit.ssh.study import shares, study_files
+from podium.submit.studies import log_words, runs_of_study
 from podium.submit.target import Prepared, Request, State, Status
 from podium.topology import build_topology
 from podium.ui.visible import visible
@@ -39,15 +43,19 @@ class SshTarget:
 
     def prepare(self, request: Request) -> Prepared:
         """Check the hosts, and return what is written and started on them."""
-        site, wishes = request.site, request.wishes
-        if request.kind == "study":
-            raise UserError("a study is not spread over hosts by ssh: run `podium study` on one of them")
+        site, wishes, recipe = request.site, request.wishes, request.recipe
+        if site.container is not None and site.container.runtime == "docker":
+            raise UserError(
+                "what docker runs ends with the command that started it: for hosts by ssh, use apptainer or shifter, "
+                "or name Podium on the hosts as podium in the site"
+            )
         parts = parse_hosts(wishes.hosts, site)
-        total = sum(part.instances for part in parts)
-        recipe = request.recipe
-        addresses, sizes = tuple(part.address for part in parts), tuple(part.instances for part in parts)
-        batch, parallel = recipe.batch, recipe.parallel
-        build_topology(batch.num_replicas, total, addresses, parallel.num_stages, parallel.stage_layers, sizes)
+        if request.kind == "run":
+            _check_counts(recipe, parts)
+            if wishes.at_once is not None:
+                raise UserError("--at-once is for the runs of a study")
+        study = shares(request, parts) if request.kind == "study" else {}
+        files = study_files(request) if study else {}
         name = check_name(PurePosixPath(wishes.out).name) if wishes.out else free_name(request.what, set())
         above = _shell(parts[0], site).absolute(site.ssh.folder)
         folder = above / (wishes.out or f"runs/{name}")
@@ -57,14 +65,18 @@ class SshTarget:
         answers = {part.host: _ask(part, site, "check", folder, sent) for part in parts}
         notes = check_hosts(recipe, parts, answers, site.ssh.clock_difference)
         tree["engine"]["threads"] = _threads(recipe, parts, answers)
-        files = {f"{JOB}/recipe.yaml": to_yaml(tree), f"{JOB}/hosts.json": _hosts_file(parts), **code}
+        notes += [f"{part.host}: {_runs(num)} at a time" for part, num in study.items()]
+        files |= {f"{JOB}/recipe.yaml": to_yaml(tree), f"{JOB}/hosts.json": _hosts_file(parts), **code}
         commands = [tuple(_shell(part, site).words(_words(part, site, "start", folder))) for part in parts]
         return Prepared(name, folder, files, tuple(commands), tuple(notes))
 
     def submit(self, request: Request, prepared: Prepared) -> JobRecord:
         """Write the files and start every host's part; of a failure nothing is left running."""
         site, parts = request.site, parse_hosts(request.wishes.hosts, request.site)
-        for part in parts:
+        study = shares(request, parts) if request.kind == "study" else {}
+        parts = list(study) or parts
+        # Hosts of a study share its folder; a file server may show it later to those that have looked for it before.
+        for part in parts[:1] if study else parts:
             shell = _shell(part, site)
             if shell.names_in(prepared.folder):
                 raise UserError(f"{prepared.folder} on {part.host} is not empty: choose another folder with --out")
@@ -72,22 +84,26 @@ class SshTarget:
         begun: list[HostPart] = []
         try:
             for part in parts:
-                _shell(part, site).write_new(prepared.folder, prepared.files)
-                begun.append(part)
+                if part is parts[0] or not study:
+                    _shell(part, site).write_new(prepared.folder, prepared.files)
+                    begun.append(part)
+                else:
+                    _check_shared(part, parts[0], site, prepared)
             for part in parts:
                 hosts = {one.address: one.instances for one in parts}
-                wanted = {"hosts": hosts, "environment": environment}
-                _ask(part, site, "start", prepared.folder, wanted)
+                wanted = {"at_once": study[part]} if study else {"hosts": hosts}
+                _ask(part, site, "start", prepared.folder, {**wanted, "environment": environment})
         except UserError:
-            for part in begun:
+            for part in parts if study else begun:
                 with suppress(UserError):
                     _ask(part, site, "stop", prepared.folder, {})
+            for part in begun:
                 _shell(part, site).remove(prepared.folder / JOB)
             raise
         return JobRecord(
             name=prepared.name,
             target="ssh",
-            kind="run",
+            kind=request.kind,
             id=parts[0].host,
             folder=str(prepared.folder),
             site=site.tree(),
@@ -102,6 +118,9 @@ class SshTarget:
         folder = PurePosixPath(job.folder)
         answers = {part.host: _ask(part, site, "state", folder, {}) for part in parts}
         going = [host for host, answer in answers.items() if answer.get("pid") is not None]
+        if job.kind == "study":
+            states = [("RUNNING", "", ", ".join(going))] if going else []
+            return status_of_study(states, runs_of_study(_shell(parts[0], site), job.folder))
         data = _shell(parts[0], site).read(folder / "summary.json")
         summary: Mapping[str, Any] = {}
         with suppress(ValueError):
@@ -118,8 +137,11 @@ class SshTarget:
         )
 
     def logs(self, job: JobRecord, *, follow: bool) -> Iterator[bytes]:
-        """Yield the log of the first host, where the lead is."""
+        """Yield the log of the first host, where the lead is; of a study, those of its runs."""
         site, parts = _of(job)
+        if job.kind == "study":
+            yield from self._logs_of_study(job, follow=follow)
+            return
         shell, path = _shell(parts[0], site), shlex.quote(f"{job.folder}/{JOB}/log-{parts[0].address}")
         if not follow:
             yield shell.read(PurePosixPath(job.folder) / JOB / f"log-{parts[0].address}") or b""
@@ -128,13 +150,54 @@ class SshTarget:
         until = f"--pid={int(pid)} -F" if isinstance(pid, int) else ""
         yield from shell.stream(["sh", "-c", f"exec tail -n +1 -s 0.5 {until} -- {path} 2>/dev/null"])
 
+    def _logs_of_study(self, job: JobRecord, *, follow: bool) -> Iterator[bytes]:
+        """Yield what the runs print; `follow`: as long as any host trains."""
+        site, parts = _of(job)
+        shell, folder = _shell(parts[0], site), PurePosixPath(job.folder)
+        if not follow:
+            yield from shell.stream(log_words(job.folder))
+            return
+        skipped: tuple[str, ...] = ()
+        for part in parts:
+            pid = _ask(part, site, "state", folder, {}).get("pid")
+            if isinstance(pid, int):
+                yield from _shell(part, site).stream(log_words(job.folder, *skipped, f"--pid={pid}", "-F"))
+                skipped = ("-n", "0")
+
     def cancel(self, job: JobRecord) -> None:
         """Have every host's part save and end."""
         site, parts = _of(job)
+        if job.kind == "study":  # whose hosts know nothing of each other
+            for part in parts:
+                _ask(part, site, "stop", PurePosixPath(job.folder), {})
+            return
         # They agree on when to stop: a second signal would find those of the other hosts as they end.
         for part in parts:
             if _ask(part, site, "stop", PurePosixPath(job.folder), {}).get("stopped"):
                 return
+
+
+def _check_counts(recipe: Recipe, parts: list[HostPart]) -> None:
+    """Raise UserError, with the counts that are possible, where these instances cannot carry the recipe."""
+    addresses, sizes = tuple(part.address for part in parts), tuple(part.instances for part in parts)
+    batch, parallel = recipe.batch, recipe.parallel
+    build_topology(
+        batch.num_replicas, sum(sizes), addresses, parallel.num_stages, parallel.stage_layers, sizes, recipe.blocks
+    )
+
+
+def _check_shared(part: HostPart, first: HostPart, site: Site, prepared: Prepared) -> None:
+    """Raise UserError where a host does not see the folder that the first one has written."""
+    name = f"{JOB}/hosts.json"
+    if (_shell(part, site).read(prepared.folder / name) or b"").decode() != prepared.files[name]:
+        raise UserError(
+            f"{part.host} does not see {prepared.folder} of {first.host}: the hosts of a study share its folder "
+            "(ssh.folder in the site, or --out)"
+        )
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'}"
 
 
 def _shell(part: HostPart, site: Site) -> Shell:
@@ -170,15 +233,17 @@ def _threads(recipe: Recipe, parts: list[HostPart], answers: Mapping[str, Mappin
 
 
 def _hosts_file(parts: list[HostPart]) -> str:
-    return json.dumps({"hosts": [f"{part.host}:{part.instances}" for part in parts]}) + "\n"
+    # Of this job alone: by it, hosts see whether they share a folder.
+    hosts = [f"{part.host}:{part.instances}" for part in parts]
+    return json.dumps({"hosts": hosts, "number": secrets.token_hex(8)}) + "\n"
 
 
 def _environment(site: Site) -> dict[str, str]:
     missing = [name for name in site.secrets if not os.environ.get(name)]
     if missing:
         raise UserError(f"{missing[0]}, which the site names as a secret, is not set: export {missing[0]}=… first")
-    secrets = {SECRET: new_secret().decode(), **{name: os.environ[name] for name in site.secrets}}
-    return {**site.environment, **secrets}
+    own = {name: os.environ[name] for name in site.secrets}
+    return {**site.environment, SECRET: new_secret().decode(), **own}
 
 
 def _of(job: JobRecord) -> tuple[Site, list[HostPart]]:
