@@ -265,6 +265,7 @@ def _make_updates(
             return
         if groups.has_taken_over:
             follow.save_what_is_missing()
+            groups.has_taken_over = False
         for samples in all_samples:
             groups.check()
             lr = state.schedule.lr(progress.update)

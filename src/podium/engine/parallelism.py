@@ -167,7 +167,7 @@ class Parallelism:
     def _publish(self, replicas: LocalReplicas) -> None:
         """Let the others read the losses of this update before any of them can complete it."""
         if self._ledgers:
-            replicas.pending.publish(self._ledgers[self.instances.index])
+            replicas.pending.publish(self._ledgers[self.instances.index], replicas.update)
 
     @property
     def exchange_s(self) -> float | None:

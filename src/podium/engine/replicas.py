@@ -50,12 +50,13 @@ class LocalReplicas:
         self.count = 0
         #: the buffers at the start of this update, if there are several replicas
         self.start_buffers: list[Tensor] = []
-        self._update, self._samples = 0, dict[str, Tensor]()
+        #: the number of this update
+        self.update, self._samples = 0, dict[str, Tensor]()
 
     def begin(self, update: int, samples: Mapping[str, Tensor]) -> None:
         """Begin update number `update`; `samples`: (local replicas, accumulation, micro-batch, …), or empty where
         another device of the pipeline has them."""
-        self._update, self._samples, self.count = update, dict(samples), 0
+        self.update, self._samples, self.count = update, dict(samples), 0
         self.start_buffers = [buffer.clone() for buffer in self._buffers] if self._keeps_buffers else []
 
     def reset_buffers(self) -> None:
@@ -70,7 +71,7 @@ class LocalReplicas:
 
     def enter(self, slot: int, index: int) -> None:
         """Seed torch for a micro-batch, whose random numbers depend only on its update, replica and index."""
-        enter_micro_batch(self._device, self._seed, MicroBatch(self._update, self.numbers[slot], index))
+        enter_micro_batch(self._device, self._seed, MicroBatch(self.update, self.numbers[slot], index))
 
     def forward(self, model: nn.Module, slot: int, index: int) -> Loss:
         """Run the forward pass of a micro-batch."""

@@ -162,8 +162,9 @@ class Engine:
     def collect(self) -> Sums:
         """Return the losses of all instances since the last call. This is the only place where the host waits for the
         device."""
-        num_updates, self._num_pending = self._num_pending, 0
-        return self._parallelism.collect(self._replicas.pending, num_updates)
+        found = self._parallelism.collect(self._replicas.pending, self._num_pending)
+        self._num_pending = 0
+        return found
 
     def rescue(self) -> Sums:
         """Return what `collect` would, of complete updates, though some instances may be gone; nothing else is called
