@@ -5,7 +5,7 @@ BIN := .venv/bin
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: run test test-fast soak race audit check setup setup-test format clean
+.PHONY: run test test-fast gpu soak race audit check setup setup-test format clean
 
 run: setup
 	$(BIN)/podium train neuron/quick
@@ -39,6 +39,10 @@ test: setup-test check
 
 test-fast: setup-test
 	$(BIN)/pytest -m "not slow" -q -n 2
+
+# Tries on this machine's accelerators whether every promise holds, and writes a card about it.
+gpu: setup
+	.venv/bin/podium certify --out certificate
 
 soak: setup-test
 	PODIUM_EXAMPLES=explore $(BIN)/pytest -m "not slow" -q -n 2

@@ -28,11 +28,11 @@ import torch.multiprocessing
 from podium.distributed.instances import Instances
 from podium.distributed.reduction.exact import BUCKET_BYTES
 from podium.distributed.reduction.exchange import Exchange
-from podium.distributed.reduction.summed_buffers import summed_buffers
+from podium.distributed.reduction.summed_buffers import LANES, summed_buffers
 from podium.machine.allocator import keep_memory
 from podium.topology import share_of_cores, usable_cores
 
-NUM_REPLICAS, NUM_BYTES, NUM_LANES = 8, 100 << 20, 2
+NUM_REPLICAS, NUM_BYTES = 8, 100 << 20
 #: seconds of a sum until the last instance has it, and of the processors for all instances
 Seconds = tuple[float, float]
 #: (the instances on each host, places that are alike and have as many instances, or between them)
@@ -141,20 +141,20 @@ def _seconds(instances: Instances) -> Seconds:
     warms up."""
     num_buckets = NUM_BYTES // BUCKET_BYTES
     buckets = [(BUCKET_BYTES // 4, torch.float32)] * num_buckets
-    summed = summed_buffers(instances, NUM_REPLICAS, buckets, torch.device("cpu"), NUM_LANES)
+    summed = summed_buffers(instances, NUM_REPLICAS, buckets, torch.device("cpu"))
     for flats in (summed.flats, *summed.complete):
         for flat in flats:
             flat.fill_(0.125)
 
     def sum_lane(lane: int) -> None:
-        for number in range(lane, num_buckets, NUM_LANES):
+        for number in range(lane, num_buckets, LANES):
             summed.sum(number, lane)
 
     took = []
     for _ in range(3):
         instances.barrier()
         began, used = time.perf_counter(), time.process_time()
-        lanes = [threading.Thread(target=sum_lane, args=(lane,)) for lane in range(NUM_LANES)]
+        lanes = [threading.Thread(target=sum_lane, args=(lane,)) for lane in range(LANES)]
         for thread in lanes:
             thread.start()
         for thread in lanes:

@@ -90,6 +90,7 @@ def main() -> None:
     times: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # people's Python keeps what it compiles
         os.environ["PODIUM_CACHE"], os.environ["PODIUM_STATE"] = str(folder / "cache"), str(folder / "state")
         for turn in range(options.rounds + 1):
             for number, (whose, python) in enumerate(pythons.items()):

@@ -20,6 +20,7 @@ import torch
 
 from bench.where import when_and_where
 from podium.distributed.digest import joined_digest, tensor_digests
+from podium.engine.update import Engine
 from podium.recipe.loading import load_recipe
 from podium.training.build import Training, build_training
 from podium.training.chain import chained
@@ -30,6 +31,13 @@ RESULTS = Path(__file__).parent / "results" / "trust.md"
 #: of the training's processor time; what the chain has to stay below
 TARGET = 0.005
 _GENERATED = "workload.data.source=generated"
+_AUDITS = (
+    ("mnist", "batch.replicas=4"),
+    ("neuron/quick", "batch.replicas=2"),
+    ("neuron/quick", "batch.replicas=8"),
+    ("cnn/quick", "batch.replicas=2"),
+    ("bert/quick", "batch.replicas=2"),
+)
 _CHAINS = (
     ("mnist", "batch.micro=8"),
     ("mnist",),
@@ -81,6 +89,37 @@ def chain_row(name: str, overrides: tuple[str, ...], num: int) -> tuple[str, flo
     return f"| {shown} | {size:.1f} | {1e3 * took:.1f} | {1e3 * link:.2f} | {each:.0f} | {share:.2%} |", share
 
 
+def audit_row(name: str, overrides: tuple[str, ...], num: int) -> str:
+    """Return a row of the table: an update with and without an audit, and one that could have had one, in turns."""
+    every, took = [], list[list[float]]()
+    for share in (0.0, 1e-12, 1.0):
+        keys = [_GENERATED, "engine.threads=1", *overrides, f"engine.audit={share}"]
+        training = build_training(load_recipe(name, keys), fresh=True)
+        every.append((training, build_engine(training)))
+        took.append([])
+    replicas = every[0][0].recipe.batch.num_replicas
+    with samples_of_updates(every[0][0], 0, num + 2) as samples_of_all:
+        for number, samples in enumerate(samples_of_all):
+            for place in range(len(every)) if number % 2 else reversed(range(len(every))):
+                engine = every[place][1]
+
+                def update(engine: Engine = engine, number: int = number, samples: dict = samples) -> None:
+                    engine.update(number, samples, 1e-5)
+                    engine.collect()
+
+                seconds = seconds_of(update)
+                if number >= 2:
+                    took[place].append(seconds)
+    plain = statistics.median(took[0])
+    watched, audited = ([b / a - 1 for a, b in zip(took[0], side, strict=True)] for side in took[1:])
+    shown = " ".join((name, *overrides))
+    extra = statistics.median(audited)
+    return (
+        f"| {shown} | {1e3 * plain:.1f} | {1 / replicas:.0%} | {extra:.0%} | {extra:.2f} % | "
+        f"{statistics.median(watched):+.1%} |"
+    )
+
+
 def large_digest(rounds: int) -> str:
     """Return what a digest of the weights of GPT-2 small takes."""
     model = build_training(load_recipe("gpt2/small", [_GENERATED, "engine.memory_check=off"]), fresh=True).state.model
@@ -106,6 +145,10 @@ def main() -> None:
         row, share = chain_row(name, tuple(overrides), 4 if quick else 20)
         rows.append(row)
         console.out.print(row + ("" if share < TARGET else "  ABOVE"), soft_wrap=True)
+    audits = []
+    for name, *overrides in _AUDITS[: 1 if quick else None]:
+        audits.append(audit_row(name, tuple(overrides), 4 if quick else 30))
+        console.out.print(audits[-1], soft_wrap=True)
     lines = [
         "# What trust costs",
         "",
@@ -119,6 +162,16 @@ def main() -> None:
         *rows,
         "",
         f"Wanted: below {TARGET:.1%}. A record is 70 bytes longer. {large_digest(2 if quick else 7)}",
+        "",
+        "## Audits",
+        "",
+        "One instance, which checks itself: medians of the ratios of updates made in turns. Watched: `engine.audit` is",
+        "above 0, but this update is not audited.",
+        "",
+        "| recipe, generated samples | update, ms | one replica of it | an audit adds | `engine.audit: 0.01` costs "
+        "| watched |",
+        "|---|---|---|---|---|---|",
+        *audits,
     ]
     if not quick:
         RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")

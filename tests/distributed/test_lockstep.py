@@ -4,6 +4,8 @@ import gc
 import threading
 import traceback
 import weakref
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 from podium.contract import Loss, by_dimension
+from podium.distributed import span_sums
 from podium.distributed.instances import Instances
 from podium.distributed.lockstep import Lockstep, run_in_lockstep, sum_over_instances, twin
 from podium.errors import UserError
@@ -112,6 +115,28 @@ def test_outputs_gradients_and_statistics_have_the_same_bits_on_any_instances(jo
     """Also in float64, where no rounding to float32 hides the order of additions."""
     parts = joined.run(local_replicas, span, dtype)
     assert_same([replica for part in parts for replica in part], local_replicas(Instances.alone(), span, dtype))
+
+
+def local_replicas_in_pieces(instances: Instances, span: int, piece_bytes: int) -> tuple[Seen, bool]:
+    """The same with sums in pieces of so many bytes; and whether gloo was needed."""
+    with mock.patch.object(span_sums, "PIECE_BYTES", piece_bytes):
+        seen = local_replicas(instances, span, torch.float64)
+    return seen, any(thread.read_text() == "gloo_tcp_loop\n" for thread in Path("/proc/self/task").glob("*/comm"))
+
+
+@pytest.mark.slow
+def test_instances_of_one_host_share_statistics_in_memory_alone():
+    crew = Crew(4, __name__)
+    try:
+        for count in (2, 3, 4):
+            crew.join_hosts([count])
+            for span, piece_bytes in ((2, 1 << 16), (4, 1 << 16), (4, 16)):
+                parts = crew.run(local_replicas_in_pieces, span, piece_bytes)
+                seen = [replica for part, _ in parts for replica in part]
+                assert_same(seen, local_replicas(Instances.alone(), span, torch.float64))
+                assert not any(gloo for _, gloo in parts)
+    finally:
+        crew.close()
 
 
 # The engine

@@ -15,7 +15,7 @@ from podium.workloads.registry import WORKLOADS
 ROOT = Path(__file__).parents[2]
 RECIPES = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FIRST_CELL = re.compile(r"^\| `([a-z_.]+)` \|", re.MULTILINE)
+FIRST_CELL = re.compile(r"^\| `([a-z0-9_.]+)` \|", re.MULTILINE)
 
 
 def known_keys() -> set[str]:

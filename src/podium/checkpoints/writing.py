@@ -47,6 +47,8 @@ class Snapshot:
     state: bytes
     #: the optimiser state, where it is gathered from its holders while it is written
     parts: GatheredTensors | None = None
+    #: when an accelerator has copied everything
+    copied: torch.Event | None = None
 
     @classmethod
     def take(
@@ -62,7 +64,8 @@ class Snapshot:
         weights = _copies(local_tensors(model), into.weights if into else {})
         tensors = _copies(state_tensors(optimiser), into.optimiser if into else {})
         averages = _copies(average or {}, into.average if into else {})
-        return cls(update, weights, tensors, averages, json.dumps({**state, "update": update}, indent=1).encode())
+        text = json.dumps({**state, "update": update}, indent=1).encode()
+        return cls(update, weights, tensors, averages, text, copied=_event_of(model))
 
     @classmethod
     def live(
@@ -78,13 +81,23 @@ class Snapshot:
         return cls(update, dict(model.state_dict()), {}, dict(average or {}), text, parts)
 
 
+def _event_of(model: nn.Module) -> torch.Event | None:
+    """Return an event after all that the device of a model has to do so far; None on a CPU."""
+    device = next((param.device for param in model.parameters() if param.device.type not in ("cpu", "meta")), None)
+    if device is None:
+        return None
+    event = torch.Event(device)
+    event.record(torch.accelerator.current_stream(device))
+    return event
+
+
 def _copies(tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> dict[str, Tensor]:
     copies = {}
     for name, tensor in tensors.items():
         copy = into.get(name)
         if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
-            copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-        copy_in_order(tensor, copy)
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type not in ("cpu", "mps"))
+        copy_in_order(tensor, copy, later=True)
         copies[name] = copy
     return copies
 
@@ -96,6 +109,8 @@ def save(folder: Path, update: int, model: nn.Module, optimiser: Optimiser, stat
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
     """Write `folder/update-…`; on any failure, nothing of it remains and earlier checkpoints are untouched."""
+    if snapshot.copied is not None:
+        snapshot.copied.synchronize()
     _check_finite(snapshot)
     with _writing(folder, snapshot.update):
         aside = _begin(folder, snapshot.update)
@@ -295,6 +310,8 @@ class Saver:
         )
         with _writing(self._folder, snapshot.update, remove=index == 0):
             try:
+                if snapshot.copied is not None:
+                    snapshot.copied.synchronize()
                 _check_finite(snapshot)
                 files = _write_tensors(aside, snapshot, f"-{index + 1}-of-{count}")
             except (OSError, PodiumError) as error:

@@ -37,7 +37,7 @@ app = typer.Typer(
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (training.train, training.resume, training.extend, training.topology),
-    "Measure and predict": (measuring.tune, measuring.plan, measuring.profile, measuring.check),
+    "Measure and predict": (measuring.tune, measuring.plan, measuring.profile, measuring.check, measuring.certify),
     "Use what was trained": (results.validate, results.predict, results.export, results.average, results.verify),
     "Compare runs": (comparing.runs, comparing.compare, comparing.report, comparing.board),
     "On clusters": (rehearse.rehearse, submit.jobs, submit.status, submit.logs, submit.cancel),

@@ -123,3 +123,20 @@ def check(
 
     if not check(recipe, overrides or [], keep):
         raise typer.Exit(1)
+
+
+def certify(
+    workloads: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help="Which ones.", show_default="all shipped ones")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="New folder for card.json and card.html.")] = Path("certificate"),
+    precision: Annotated[
+        list[str] | None, typer.Option(help="A number format; may be given again.", show_default="all three")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long each rate is measured.")] = 2.0,
+) -> None:
+    """Try on this machine's accelerators whether every promise holds, and how fast: ends in a card to send."""
+    from podium.commands.certify import certify
+
+    if not certify(workloads or [], out, precision or [], seconds):
+        raise typer.Exit(1)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from podium.chain import LINK, WEIGHTS
 from podium.checkpoints import reading
 from podium.checkpoints.reading import Checkpoint
-from podium.engine.chain import LINK, WEIGHTS
 from podium.errors import UserError
 from podium.runs.folder import Run, open_run
 from podium.ui.console import number, out, show_table, warn

@@ -81,8 +81,10 @@ def jobs() -> None:
     rows = []
     for job in known:
         status = _status_or_reason(job)
-        rows.append([job.name, job.target, job.id, status.state, _progress(status), job.submitted[:16]])
-    show_table(Table("", ["job", "target", "number", "state", "updates", "submitted"], rows))
+        number = f" {job.id}" if job.id != job.name else ""
+        when = job.submitted[5:16].replace("T", " ")
+        rows.append([job.name, f"{job.target}{number}", status.state, _progress(status), when])
+    show_table(Table("", ["job", "target", "state", "updates", "submitted"], rows))
 
 
 def _status_or_reason(job: JobRecord) -> Status:

@@ -329,7 +329,7 @@ def run_as_instance(
             if done is not None and instances.index == 0 and place.launch_folder is None:
                 _tell_end(done)
 
-        return InstanceTask(facts, recipe.batch.num_replicas, recipe.parallel, recipe.launch.timeout, run)
+        return InstanceTask(facts, recipe.batch.num_replicas, recipe.parallel, recipe.launch.timeout, run, device)
 
     code = take_place(place, load_task, secret)
     if place.count > 1:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from podium.chain import LINK, WEIGHTS, linked
 from podium.checkpoints import reading
 from podium.checkpoints.reading import Checkpoint
 from podium.checkpoints.writing import Snapshot, write
@@ -30,7 +31,6 @@ from podium.commands.bits import (
     tensor_table,
 )
 from podium.distributed.digest import joined_digest, tensor_digests
-from podium.engine.chain import LINK, WEIGHTS, linked
 from podium.errors import Interrupted, UserError
 from podium.launch.environment import find_place
 from podium.machine.numerics import numerics_variables
@@ -52,6 +52,7 @@ _QUIET: dict[str, Any] = {
     "log.trackio": "off",
     "log.observers": (),
     "train.time_limit": None,
+    "engine.audit": 0.0,
 }
 _STRETCH = re.compile(r"(\d{0,18}):(\d{0,18})")
 

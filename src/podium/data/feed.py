@@ -28,6 +28,7 @@ from podium.data.source import (
     gathers_in_caller,
     start_gather,
 )
+from podium.data.upload import Upload
 from podium.machine.threads import stay_single
 
 
@@ -63,7 +64,7 @@ class Feed:
     ) -> None:
         self._source = source
         self._blocks = blocks
-        self._device = device or torch.device("cpu")
+        self._upload = None if device is None or device.type == "cpu" else Upload(device, source.fields)
         self._waited = waited or (lambda _seconds: None)
         self._stop = threading.Event()
         self._in_caller = gathers_in_caller(source)
@@ -72,7 +73,10 @@ class Feed:
         self._num_filling = _num_filling(source)
         self._free: queue.SimpleQueue[dict[str, NDArray]] = queue.SimpleQueue()
         for _ in range(num_feed_buffers(source, prefetch)):
-            self._free.put(empty_buffers(source.fields, max_samples))
+            made = (
+                empty_buffers(source.fields, max_samples) if self._upload is None else self._upload.buffers(max_samples)
+            )
+            self._free.put(made)
         self._ready: queue.SimpleQueue[tuple[NDArray, dict[str, NDArray]] | BaseException | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._fill, name="podium-feed", daemon=True)
 
@@ -110,16 +114,17 @@ class Feed:
         buffers = self._free.get()
         for request in self._blocks:
             began = time.perf_counter()
+            if self._upload is not None:
+                self._upload.wait(buffers)
             rows = {name: buffer[: len(request.samples)] for name, buffer in buffers.items()}
             start_gather(self._source, request, rows)()
             self._waited(time.perf_counter() - began)
             yield self._block(request.samples, buffers)
 
     def _block(self, samples: NDArray[np.int64], buffers: Arrays) -> Block:
-        rows = {name: torch.from_numpy(buffer[: len(samples)]) for name, buffer in buffers.items()}
-        if self._device.type != "cpu":
-            rows = {name: tensor.to(self._device) for name, tensor in rows.items()}
-        return Block(samples, rows)
+        if self._upload is not None:
+            return Block(samples, self._upload.rows(buffers, len(samples)))
+        return Block(samples, {name: torch.from_numpy(buffer[: len(samples)]) for name, buffer in buffers.items()})
 
     def _fill(self) -> None:
         stay_single()
@@ -132,6 +137,8 @@ class Feed:
                     buffers = self._free.get()
                     if self._stop.is_set():
                         break
+                    if self._upload is not None:
+                        self._upload.wait(buffers)
                     rows = {name: buffer[: len(request.samples)] for name, buffer in buffers.items()}
                     in_progress.append((request.samples, buffers, start_gather(self._source, request, rows)))
                     if len(in_progress) == self._num_filling:

@@ -6,10 +6,13 @@ samples; `images/`, `text/` and `volumes/` hold those for their kind of data.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Arrays = Mapping[str, NDArray]
 
@@ -20,6 +23,8 @@ class Field:
 
     shape: tuple[int, ...]
     dtype: DTypeLike
+    #: a workload reads its values on the host (`on_host`), where they stay available beside those on an accelerator
+    read_on_host: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -95,6 +100,19 @@ def start_gather(source: Source, request: SampleRequest, out: Arrays) -> Callabl
         return source.begin(samples, out, places)
     source.gather(samples, out, places)
     return lambda: None
+
+
+_ON_HOST = "on the host: "
+
+
+def host_name(name: str) -> str:
+    """Return the name under which a batch has a field's values on the host, where the batch is on an accelerator."""
+    return _ON_HOST + name
+
+
+def on_host(batch: "Mapping[str, Tensor]", name: str) -> "Tensor":
+    """Return the values of a field that is declared with `read_on_host`, without waiting for an accelerator."""
+    return batch.get(host_name(name), batch[name])
 
 
 def empty_buffers(fields: Mapping[str, Field], num_samples: int) -> dict[str, NDArray]:

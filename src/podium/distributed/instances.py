@@ -1,5 +1,6 @@
 """The instances (processes) of a run and how they communicate: through shared memory when all are on one host,
-otherwise, and for whatever only `torch.distributed` can do, over its gloo process groups.
+otherwise, and for whatever only `torch.distributed` can do, over its gloo process groups. Tensors on an accelerator
+travel by the device's own backend (`device_messages.py`), and never by gloo.
 
 `train.py` joins them and passes them to the engine and to validation. Values that must not depend on the number of
 instances are only combined in `sum_exact`, which fixes the order of additions, or in `gather`, which adds nothing.
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from podium.distributed import device_messages
 from podium.distributed.closed_ports import only_own_connections
 from podium.distributed.lost import InstanceLost, naming_lost_instance
 from podium.distributed.regrouping import Membership
@@ -59,14 +61,22 @@ class Instances:
         host_sizes: Sequence[int] | None = None,
         members: Sequence[int] | None = None,
         shared_memory: SharedMemory | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Create one instance's view of a group.
 
+<<<<<<< HEAD
         `connect` makes the gloo group when it is first needed; `shared_memory`, given where all instances share
         memory, has two buffers of EXCHANGE_BYTES and one of LEDGER_NUMBERS.
         """
         #: how these form another group with whoever is left, where whoever started them can do that
         self.membership: Membership | None = None
+=======
+        `connect` makes the group when it is first needed; `shared_memory`, given where all instances share memory, has
+        two buffers of EXCHANGE_BYTES. `device`: where this instance computes; the CPU if it is not given.
+        """
+        self.device = device or torch.device("cpu")
+>>>>>>> main
         self.index = index
         self.count = count
         self.timeout_s = timeout_s
@@ -92,19 +102,29 @@ class Instances:
         count: int,
         timeout_s: float,
         host_sizes: Sequence[int] | None = None,
+<<<<<<< HEAD
         is_over: Callable[[], bool] = lambda: False,
     ) -> Self:
         """Join the other instances through `store`. A message that takes longer than `timeout_s` raises InstanceLost.
 
         `host_sizes`: how many consecutive instances are on each host; one if it is not given. `is_over`: whether this
         group will not come about, as one of its instances has been lost.
+=======
+        device: torch.device | None = None,
+    ) -> Self:
+        """Join the other instances through `store`. A message that takes longer than `timeout_s` raises InstanceLost.
+
+        `host_sizes`: how many consecutive instances are on each host; one if it is not given. `device`: where this
+        instance computes.
+>>>>>>> main
         """
         if count == 1:
             return cls.alone()
         timeout = timedelta(seconds=timeout_s)
+        backend = device_messages.backend_for(device or torch.device("cpu"))
 
         def connect() -> dist.ProcessGroup:
-            dist.init_process_group("gloo", store=store, rank=index, world_size=count, timeout=timeout)
+            dist.init_process_group(backend, store=store, rank=index, world_size=count, timeout=timeout)
             assert dist.group.WORLD is not None
             return dist.group.WORLD
 
@@ -114,7 +134,7 @@ class Instances:
                 gather = _gather_through(store, index, count, timeout_s, is_over)
                 sizes = [[*[(EXCHANGE_BYTES, torch.uint8)] * 2, (LEDGER_NUMBERS, torch.float64)]] * count
                 shared_memory = SharedMemory.open(gather, index, range(count), range(count), timeout_s, sizes)
-        instances = cls(index, count, connect, timeout_s, host_sizes, shared_memory=shared_memory)
+        instances = cls(index, count, connect, timeout_s, host_sizes, shared_memory=shared_memory, device=device)
         if shared_memory is None:
             instances.group()
         return instances
@@ -126,7 +146,7 @@ class Instances:
         return next(range(stop - size, stop) for size, stop in ends if self.index < stop)
 
     def group(self) -> dist.ProcessGroup:
-        """Return the gloo group of these instances; collective the first time.
+        """Return the process group of these instances; collective the first time.
 
         Created only when needed: gloo has a thread that wakes a hundred times a second, which takes 0.4 % of a core
         from the training.
@@ -135,6 +155,7 @@ class Instances:
             assert self._connect is not None, "alone, or closed"
             with naming_lost_instance(None), only_own_connections():
                 self._group = self._connect()
+                device_messages.open_for(self._group, self.device)
         return self._group
 
     def split_groups(self, num_stages: int) -> "tuple[Instances, Instances]":
@@ -144,16 +165,17 @@ class Instances:
         Stages of the same replicas are on consecutive instances. Collective.
         """
         self.group()
-        timeout = timedelta(seconds=self.timeout_s)
+        timeout, backend = timedelta(seconds=self.timeout_s), device_messages.backend_for(self.device)
         whole = all(size % num_stages == 0 for size in self.host_sizes)  # all stages of a replica are on one host
         per_host = [size // num_stages for size in self.host_sizes] if whole else None
 
         def part(members: range, host_sizes: Sequence[int] | None) -> "Instances | None":
-            group = dist.new_group(members, timeout=timeout, backend="gloo") if len(members) > 1 else None
+            group = dist.new_group(members, timeout=timeout, backend=backend) if len(members) > 1 else None
             if self.index not in members:
                 return None
             connect = None if group is None else lambda: group
-            return Instances(members.index(self.index), len(members), connect, self.timeout_s, host_sizes, members)
+            index = members.index(self.index)
+            return Instances(index, len(members), connect, self.timeout_s, host_sizes, members, device=self.device)
 
         with naming_lost_instance(None), only_own_connections():
             same_stage = [part(range(stage, self.count, num_stages), per_host) for stage in range(num_stages)]
@@ -194,6 +216,7 @@ class Instances:
         """Return the `values` of all instances in their order, as (count, *values.shape). Shapes must be equal."""
         if self.count == 1:
             return values.unsqueeze(0)
+        assert values.device.type == "cpu", "a tensor of an accelerator among the messages of control"
         gathered = values.new_empty((self.count, *values.shape))
         if values.numel() and self._shared is not None:
             rows = gathered.view(self.count, -1).view(torch.uint8)
@@ -211,6 +234,7 @@ class Instances:
         """Overwrite `values` (contiguous, the same shape everywhere) with those of instance `source`."""
         if self.count == 1 or not values.numel():
             return
+        assert values.device.type == "cpu", "a tensor of an accelerator among the messages of control"
         if self._shared is not None:
             flat = values.view(-1).view(torch.uint8)
             for pieces, part in self._exchange(flat if self.index == source else flat[:0], flat.numel()):
@@ -268,6 +292,13 @@ class Instances:
             self._shared.barrier()
             yield [flats[buffer][:size] for flats in self._shared.flats], part
 
+    def post(
+        self, sent: Sequence[device_messages.Message], received: Sequence[device_messages.Message]
+    ) -> list[dist.Work]:
+        """Post messages of tensors on this instance's device as one batch; return what to wait for."""
+        with naming_lost_instance(None):
+            return device_messages.post(self.group(), sent, received)
+
     @staticmethod
     def doubling_pays(num_bytes: int, count: int) -> bool:
         """Return whether doubling (log2(p) · n bytes in log2(p) rounds) beats halving (2 (1 - 1/p) · n bytes in twice
@@ -317,6 +348,9 @@ class Instances:
 
     def _posted(self, lane: int, partner: int, sent: Tensor, received: Tensor) -> "_Exchange":
         name = self.members[partner]
+        if sent.device.type != "cpu":
+            pairs = [[(partner, tensor)] if tensor.numel() else [] for tensor in (sent, received)]
+            return _Exchange(name, self.post(*pairs))
         with naming_lost_instance(name):
             messages = []
             # Messages between two instances arrive in the order in which they are sent, so one tag per lane is

@@ -30,9 +30,11 @@ from podium.distributed.instances import Instances
 from podium.distributed.lost import naming_lost_instance
 from podium.distributed.reduction.tree import Tensors, take_gradients
 from podium.distributed.reduction.uneven_buffers import sum_of
+from podium.distributed.span_sums import SpanSums
 from podium.errors import UserError
 from podium.layers.norm import SpanBatchNorm, inside
 from podium.machine import foreach
+from podium.machine.device import random_states, set_random_states, use_device
 from podium.replica_tree import deal, join_order
 from podium.topology import Blocks
 
@@ -75,19 +77,35 @@ def twin(model: nn.Module) -> nn.Module:
     aliases: dict[int, Any] = {
         id(param): nn.Parameter(param.detach(), requires_grad=param.requires_grad) for param in model.parameters()
     }
+    aliases |= {id(buffer): buffer.clone() for buffer in model.buffers()}  # not every device copies them deeply
     return copy.deepcopy(model, aliases)
 
 
 def sum_over_instances(
-    instances: Instances, num_replicas: int, waited: Callable[[float], None] = lambda seconds: None
+    instances: Instances,
+    num_replicas: int,
+    waited: Callable[[float], None] = lambda seconds: None,
+    device: torch.device | None = None,
 ) -> InstanceSum:
     """Return a function that sums over aligned blocks of the replicas that are dealt to `instances`: the upper levels
     of their tree, with the same bits on all instances of a block.
 
-    Messages are a few numbers per channel, so only the number of rounds matters: instances with equally many replicas
-    use recursive doubling, others send theirs to all. Messages have their own tag, as gradients may be in transit at
-    the same time. `waited` is called with the seconds each sum took.
+    Instances of one host read each other's numbers in shared memory, if `device` is a CPU. Messages are a few numbers
+    per channel, so only the number of rounds matters: instances with equally many replicas use recursive doubling,
+    others send theirs to all. Messages have their own tag, as gradients may be in transit at the same time. `waited` is
+    called with the seconds each sum took.
     """
+    on_cpu = device is None or device.type == "cpu"
+    shared = SpanSums.open(instances, num_replicas) if instances.count > 1 and on_cpu else None
+    if shared is not None:
+
+        def read(tensor: Tensor, num_in_block: int) -> Tensor:
+            began = time.perf_counter()
+            found = shared.total(tensor, num_in_block)
+            waited(time.perf_counter() - began)
+            return found
+
+        return read
     group = instances.group() if instances.count > 1 else None
     blocks = deal(num_replicas, instances.count)
 
@@ -95,6 +113,11 @@ def sum_over_instances(
         """Send `tensor` to others; return theirs."""
         assert group is not None
         received = [torch.empty_like(tensor) for _ in others]
+        if tensor.device.type != "cpu":
+            sent = [(other, tensor) for other in others]
+            for message in instances.post(sent, list(zip(others, received, strict=True))):
+                message.wait()
+            return received
         posted = []
         for other, into in zip(others, received, strict=True):
             with naming_lost_instance(instances.members[other]):
@@ -142,7 +165,9 @@ class SideBySide:
         """Create the copies of `model`, for replicas that are dealt to `instances`; `params` are in the order in which
         `take` returns gradients."""
         self.size = min(span, len(deal(num_replicas, instances.count)[instances.index]))
-        self._lockstep = Lockstep(self.size, sum_over_instances(instances, num_replicas, waited), params[0].device)
+        self._lockstep = Lockstep(
+            self.size, sum_over_instances(instances, num_replicas, waited, params[0].device), params[0].device
+        )
         self._twins = [twin(model) for _ in range(self.size - 1)]
         self._models = [*self._twins, model]
         self._buffers = [list(of.buffers()) for of in self._models]
@@ -190,10 +215,7 @@ class Lockstep:
         assert num_local > 0
         assert num_local & (num_local - 1) == 0, "the replicas of a span are a power of two"
         self._num_local, self._instance_sum = num_local, instance_sum
-        self._generators = [torch.default_generator]
-        if device is not None and device.type != "cpu":
-            module = torch.get_device_module(device)
-            self._generators.append(module.default_generators[device.index or 0])
+        self._device = device or torch.device("cpu")
         self._threads = ThreadPoolExecutor(num_local - 1, "replica") if num_local > 1 else None
 
     def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
@@ -202,7 +224,7 @@ class Lockstep:
         Tasks run in other threads: whatever torch keeps per thread (autocast, say) has to be entered inside them.
         """
         assert len(tasks) == self._num_local
-        return _Round(tasks, self._instance_sum, self._generators).run(self._threads)
+        return _Round(tasks, self._instance_sum, self._device).run(self._threads)
 
     def close(self) -> None:
         if self._threads is not None:
@@ -223,9 +245,9 @@ class _Round:
     """One run of the tasks: whose turn it is, the tensors they offered, and the sums they receive."""
 
     def __init__(
-        self, tasks: Sequence[Callable[[], Any]], instance_sum: InstanceSum | None, generators: list[torch.Generator]
+        self, tasks: Sequence[Callable[[], Any]], instance_sum: InstanceSum | None, device: torch.device
     ) -> None:
-        self._tasks, self._instance_sum, self._generators = tasks, instance_sum, generators
+        self._tasks, self._instance_sum, self._device = tasks, instance_sum, device
         num = self._num = len(tasks)
         self._turns = [threading.Semaphore(0) for _ in tasks]
         self._offers: list[Tensor | None] = [None] * num
@@ -234,7 +256,7 @@ class _Round:
         #: what the first replica reached: an exchange of some shape, or the end; the others must reach the same
         self._reached: object = None
         self._error: BaseException | None = None
-        self._random = [[generator.get_state() for generator in generators] for _ in tasks]
+        self._random = [random_states(device) for _ in tasks]
         self._num_threads = torch.get_num_threads()
 
     def run(self, threads: ThreadPoolExecutor | None) -> list[Any]:
@@ -297,6 +319,7 @@ class _Round:
     def _in_thread(self, position: int) -> None:
         # OpenMP's number of threads is a setting of the calling thread, and it affects the numerics.
         torch.set_num_threads(self._num_threads)
+        use_device(self._device)  # a new thread's is the first of the host, whatever that of the process
         try:
             self._wait(position)
             self._run_task(position)
@@ -323,11 +346,10 @@ class _Round:
         self._turns[position].acquire()
         if self._error is not None:
             raise _Ended
-        for generator, state in zip(self._generators, self._random[position], strict=True):
-            generator.set_state(state)
+        set_random_states(self._device, self._random[position])
 
     def _save_random_state(self, position: int) -> None:
-        self._random[position] = [generator.get_state() for generator in self._generators]
+        self._random[position] = random_states(self._device)
 
 
 class _Place:

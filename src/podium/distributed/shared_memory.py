@@ -82,12 +82,16 @@ class SharedMemory:
             return None
         return cls(segments, own, [members[neighbour] for neighbour in neighbours], timeout_s)
 
-    def barrier(self, lane: int = 0) -> None:
-        """Return when all instances of the host have called this for the lane; what they wrote before can be read."""
-        for place in self.others:
+    def barrier(self, lane: int = 0, others: Sequence[int] | None = None) -> None:
+        """Return when all instances of the host have called this for the lane; what they wrote before can be read.
+
+        `others`: only these meet, each of which names the rest of them.
+        """
+        others = self.others if others is None else others
+        for place in others:
             self._segments[place].post(lane, self.own)
         own = self._segments[self.own]
-        for place in self.others:
+        for place in others:
             waited, began = 0.0, time.monotonic()
             while not own.wait(lane, place, _CHECK_S):
                 self._check_others()

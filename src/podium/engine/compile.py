@@ -56,6 +56,9 @@ class Compiled(nn.Module):
 def deterministic_algorithms() -> Iterator[None]:
     """Make compiled code deterministic: otherwise it adds gradients of embeddings in the order threads arrive."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if before == (True, False):  # more is asked already, as on accelerators
+        yield
+        return
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Filling memory costs time, and nothing here reads uninitialised memory.

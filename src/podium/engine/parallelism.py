@@ -104,10 +104,14 @@ class Parallelism:
         if self.data_group.count == 1:
             return LocalReduction(model, params, buffers)
         if self._reduction_name == "exact":
-            return ExactReduction(model, params, buffers, self.data_group, self._num_replicas, self._waited)
+            # Layers that share statistics send messages in the backward pass, too; a device takes them in one order.
+            alone = self.instances.device.type == "cpu" or largest_span(self.model) == 1
+            return ExactReduction(
+                model, params, buffers, self.data_group, self._num_replicas, self._waited, during_backward=alone
+            )
         return DdpReduction(model, params, buffers, self.data_group, self._waited)
 
-    def run_replicas(self, replicas: LocalReplicas, stop: bool) -> tuple[int | Tensor, bool]:
+    def run_replicas(self, replicas: LocalReplicas, stop: bool) -> tuple[Tensor | float, bool]:
         """Run both passes of all local replicas; leave the sums of all replicas' gradients in `param.grad`.
 
         Returns what to divide them by, and whether any instance passed `stop`.
@@ -306,7 +310,7 @@ class Pipelined(Parallelism):
         self.pipeline_group = cut.pipeline.group
         self.takes_samples = cut.pipeline.has_losses
 
-    def run_replicas(self, replicas: LocalReplicas, stop: bool) -> tuple[int | Tensor, bool]:
+    def run_replicas(self, replicas: LocalReplicas, stop: bool) -> tuple[Tensor | float, bool]:
         tree = TreeSum(self._num_replicas, replicas.numbers)
         for slot in range(replicas.num):
             if slot:

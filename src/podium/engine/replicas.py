@@ -50,8 +50,20 @@ class LocalReplicas:
         self.count = 0
         #: the buffers at the start of this update, if there are several replicas
         self.start_buffers: list[Tensor] = []
+<<<<<<< HEAD
         #: the number of this update
         self.update, self._samples = 0, dict[str, Tensor]()
+=======
+        self._update, self._samples = 0, dict[str, Tensor]()
+        #: slot and micro-batch of the pass that runs
+        self.running = (0, 0)
+
+    def alone(self, number: int) -> "LocalReplicas":
+        """Return one replica of the run, whether it is among these or not, with pending losses of its own."""
+        one = range(number, number + 1)
+        state = (self._seed, self._buffers, self._device, self._loss_scale, self._span)
+        return LocalReplicas(self._workload, one, self.num_micro_batches, *state)
+>>>>>>> main
 
     def begin(self, update: int, samples: Mapping[str, Tensor]) -> None:
         """Begin update number `update`; `samples`: (local replicas, accumulation, micro-batch, …), or empty where
@@ -75,6 +87,7 @@ class LocalReplicas:
 
     def forward(self, model: nn.Module, slot: int, index: int) -> Loss:
         """Run the forward pass of a micro-batch."""
+        self.running = (slot, index)
         self.enter(slot, index)
         with self._span("forward"):
             return self._workload.loss(model, {name: rows[slot, index] for name, rows in self._samples.items()})

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from podium.chain import Chain
 from podium.contract import Workload
 from podium.data.source import Source
 from podium.distributed.pipeline.meta_blocks import local_tensors, remote_names
-from podium.engine.chain import Chain
 from podium.engine.loss_scale import LossScale
 from podium.engine.losses import Sums
 from podium.engine.saved_state import check_average, check_saved, damaged_state

@@ -5,6 +5,7 @@
         for each of its micro-batches: seed by position, forward, backward of the loss *sum*
         push its gradients (and buffers) onto the tree
     combine the sums of all instances, starting while the last backward pass still runs
+    in some updates, compute one replica's gradients once more and compare them (`audit.py`)
     one optimiser step on (sum of gradients) / (sum of counts)
 
 The passes are in `replicas.py`; their order is in `parallelism.py`, which knows how replicas are divided between
@@ -20,6 +21,7 @@ from torch import Tensor
 from podium.distributed.lockstep import largest_span
 from podium.distributed.lost import InstanceLost
 from podium.distributed.reduction.tree import replica_mean
+from podium.engine.audit import AuditOptions, Audits
 from podium.engine.compile import Compiled, compiled, deterministic_algorithms
 from podium.engine.compile_cache import Executable
 from podium.engine.losses import Sums
@@ -45,6 +47,8 @@ class UpdateOptions:
     stochastic_rounding: bool = False
     #: compile the model in the first update
     compile: bool = False
+    #: compute some gradients a second time
+    audit: AuditOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,18 @@ class Engine:
             if (span := largest_span(model)) > 1:
                 raise UserError(f"norm.span = {span} cannot be compiled: leave engine.compile=false")
             self._compiled = compiled(model, device)
+        self._audits: Audits | None = None
+        if options.audit is not None:  # before `connect`, so that it sees gradients of single replicas
+            self._audits = Audits(
+                options.audit,
+                model,
+                self._params,
+                self._buffers,
+                self._num_replicas,
+                group,
+                options.seed,
+                self._events.waited,
+            )
         parallelism.connect(
             self._compiled or model, self._params, self._averaged, batch.num_replicas, self._events.waited
         )
@@ -113,12 +129,19 @@ class Engine:
         scale, clip_norm = self._state.loss_scale, self._options.clip_norm
         before = [buffer.clone() for buffer in self._buffers] if scale.automatic else []
         factor = scale.value
+        audit = self._audits if self._audits is not None and self._audits.begin(update, self._replicas) else None
         with nullcontext() if self._compiled is None else deterministic_algorithms():
+<<<<<<< HEAD
             try:
                 count, stop = self._gradients(update, samples, stop)
             except InstanceLost:
                 self._undo()
                 raise
+=======
+            count, stop = self._gradients(update, samples, stop)
+            if audit is not None:
+                audit.check(update, self._compiled or self._state.model, self._replicas)
+>>>>>>> main
         divisor = count * factor if factor != 1 else count
         norms = None
         if scale.automatic or clip_norm is not None:
@@ -139,6 +162,7 @@ class Engine:
         self._replicas.pending.complete()
         return stop
 
+<<<<<<< HEAD
     def _undo(self) -> None:
         """Leave the model as it was before this update, whose gradients could not be summed."""
         self._replicas.reset_buffers()
@@ -146,6 +170,9 @@ class Engine:
             param.grad = None
 
     def _gradients(self, update: int, samples: Mapping[str, Tensor], stop: bool) -> tuple[int | Tensor, bool]:
+=======
+    def _gradients(self, update: int, samples: Mapping[str, Tensor], stop: bool) -> tuple[Tensor | float, bool]:
+>>>>>>> main
         """Leave the sums over all replicas in `param.grad`; return what to divide them by, and whether to stop.
 
         Every replica starts from the same buffers; gradients are summed, buffers averaged, over the tree.

@@ -9,13 +9,14 @@ from podium.kernels import registry
 _LARGE = 1 << 20
 
 
-def copy_in_order(tensor: Tensor, into: Tensor) -> None:
-    """Copy a tensor into one of the host that lies in the order of its axes."""
+def copy_in_order(tensor: Tensor, into: Tensor, *, later: bool = False) -> None:
+    """Copy a tensor into one of the host that lies in the order of its axes; `later`: an accelerator may do it after
+    the return, in line with what else it has to do."""
     faster = registry.find("conv3d_weight_copy") if _is_large_kernel(tensor) else None
     if faster is not None:
         faster.copy_kernel(tensor.detach(), into)
     else:
-        into.copy_(tensor.detach())
+        into.copy_(tensor.detach(), non_blocking=later)
 
 
 def in_order(tensor: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from podium.distributed.instances import Instances
@@ -56,6 +57,8 @@ class InstanceTask:
     parallel: ParallelSection
     timeout_s: float
     run: Callable[[Topology, Instances], None]
+    #: where this instance computes
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: bytes | None = None) -> int:
@@ -90,6 +93,7 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: byte
         # From here on there may be something to save, and threads that hear of the end of the launcher.
         end_with_launcher(os.environ, signal.SIGTERM)
         heartbeat = Heartbeat(place, point, others)
+<<<<<<< HEAD
         if place.joins:
             instances = Instances.alone()
         else:
@@ -98,6 +102,16 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: byte
             )
         if place.launch_folder is not None and len(hosts) == 1:
             instances.membership = CrewMember(place, store, heartbeat, topology, task.timeout_s, consoles)
+=======
+        instances = Instances.join(
+            dist.PrefixStore("instances", store),
+            place.index,
+            place.count,
+            task.timeout_s,
+            topology.host_sizes,
+            task.device,
+        )
+>>>>>>> main
         give_up_after(task.timeout_s)
         task.run(topology, instances)
         instances.close()

@@ -5,14 +5,15 @@ an accelerator: otherwise every process of a host would open the first one.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from podium.errors import UserError
+from podium.machine.determinism import settings
 
 #: variables that choose and order the devices a process sees, by kind
 _VISIBLE = {
@@ -58,6 +59,25 @@ def use_device(device: torch.device) -> torch.device:
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
     return device
+
+
+def random_states(device: torch.device) -> list[Tensor]:
+    """Return the states of the generators that draws on the device come from: the CPU's, and the device's own."""
+    states = [torch.get_rng_state()]
+    if device.type == "mps":  # has one device, which is not given
+        states.append(torch.mps.get_rng_state())
+    elif device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return states
+
+
+def set_random_states(device: torch.device, states: Sequence[Tensor]) -> None:
+    """Set the states that `random_states` has returned."""
+    torch.set_rng_state(states[0])
+    if device.type == "mps":
+        torch.mps.set_rng_state(states[1])
+    elif device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(states[1], device)
 
 
 def move_module(module: nn.Module, device: torch.device) -> None:
@@ -117,7 +137,7 @@ def accelerator_facts(device: torch.device) -> dict[str, str]:
     """Return what the bits of an accelerator depend on beside torch, as far as it says; nothing for a processor."""
     if device.type == "cpu":
         return {}
-    facts = {"name": device_name(device)}
+    facts = {"name": device_name(device), **settings(device)}
     properties = _properties(device)
     for name in ("gcnArchName", "driver_version"):
         if value := getattr(properties, name, None):

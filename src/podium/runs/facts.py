@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from podium.engine.chain import LINK, WEIGHTS
+from podium.chain import LINK, WEIGHTS
 from podium.errors import UserError, system_reason
 from podium.machine.bounded_files import open_regular, parse_mapping, read_mapping
 

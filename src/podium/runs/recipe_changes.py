@@ -18,7 +18,14 @@ from podium.workloads.registry import is_own_file
 
 #: sections, and keys, that say how a training is carried out, not what is learnt: a run may continue with others
 CARRIED_BY = ("parallel", "launch", "log")
-ALSO = ("train.time_limit", "checkpoint.every", "checkpoint.keep", "precision.trap", "engine.memory_check")
+ALSO = (
+    "train.time_limit",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "precision.trap",
+    "engine.memory_check",
+    "engine.audit",
+)
 _MAX_SHOWN = 5
 
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 
 from podium.distributed.digest import sha256_of
+from podium.engine.audit import audited
 from podium.engine.compile_cache import Executable
 from podium.machine.memory import peak_bytes
 from podium.runs.folder import Run
@@ -40,9 +41,16 @@ class SummaryWriter:
                 "recipe_sha256": training.recipe.sha256(),
                 "num_parameters": sum(param.numel() for param in training.state.model.parameters()),
                 **self.monitoring.summary(),
+                **_audited(training),
                 **({"executable": asdict(self.executable)} if self.executable else {}),
             }
         )
+
+
+def _audited(training: Training) -> dict[str, int]:
+    recipe = training.recipe
+    share, num_updates = recipe.engine.audit, training.state.progress.update
+    return {"audited_updates": audited(recipe.seed, share, num_updates)} if share else {}
 
 
 def _weights_sha256(training: Training) -> str | None:

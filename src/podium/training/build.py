@@ -26,6 +26,7 @@ from podium.errors import UserError
 from podium.kernels.install import resolve_layout
 from podium.layers.norm import AnyBatchNorm
 from podium.machine.allocator import give_back_memory, keep_memory
+from podium.machine.determinism import set_determinism
 from podium.machine.device import move_module, resolve_device, use_device
 from podium.machine.threads import use_threads
 from podium.optim.averaging import WeightAverage
@@ -75,6 +76,7 @@ def build_training(
     topology, instances = topology or build_topology(recipe.batch.num_replicas), instances or Instances.alone()
     local_index = topology.local_index(instances.index)
     device = use_device(resolve_device(recipe.engine.device, local_index, recipe.launch.instances_per_device))
+    set_determinism(device, exact=recipe.engine.reduction == "exact", tf32=recipe.precision.tf32)
     threads = threads or threads_per_replica(recipe, topology)
     use_threads(threads)
     if recipe.parallel.shard == "parameters":
@@ -92,6 +94,7 @@ def build_training(
     placement = Placement(topology, instances, device, threads, busy)
     num_blocks = topology.num_instances // topology.num_stages
     check_span(largest_span(model), topology.num_replicas, num_blocks, recipe.engine.reduction)
+    check_audit(recipe, largest_span(model))
     if recipe.valid.recalibrate and not any(isinstance(module, AnyBatchNorm) for module in model.modules()):
         raise UserError(
             f"valid.recalibrate = {recipe.valid.recalibrate}: the model has no batch norm, and so no statistics to "
@@ -125,6 +128,21 @@ def build_training(
         state.load(checkpoint.state, checkpoint.average)
         checkpoint.forget_tensors()
     return Training(recipe, task, placement, parallelism, state)
+
+
+def check_audit(recipe: Recipe, span: int) -> None:
+    """Raise UserError where audits are asked for and replicas are not computed whole, one after the other."""
+    reasons = {
+        "parallel.stages": recipe.parallel.num_stages > 1,
+        "parallel.shard = parameters": recipe.parallel.shard == "parameters",
+        "engine.reduction = fast": recipe.engine.reduction == "fast",
+        f"norm.span = {span}": span > 1,
+    }
+    if recipe.engine.audit and (reason := next((name for name, holds in reasons.items() if holds), None)):
+        raise UserError(
+            f"engine.audit = {recipe.engine.audit:g} computes the gradients of one replica again, which {reason} does "
+            "not leave by themselves: set it to 0"
+        )
 
 
 def build_task(recipe: Recipe, data_of: Task | None = None) -> Task:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from podium.chain import LINK, WEIGHTS
 from podium.distributed.digest import joined_digest, tensor_digests
 from podium.distributed.messages import all_gather_facts, broadcast_facts
 from podium.distributed.pipeline.meta_blocks import local_tensors
-from podium.engine.chain import LINK, WEIGHTS
 from podium.errors import TrainingFailed
 from podium.training.build import Training
 

@@ -1,12 +1,13 @@
 """The engine, and the samples for a range of updates. Used by training and by measurements of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import Tensor
 
 from podium.data.feed import Feed, num_feed_buffers
 from podium.data.sample_plan import lengths_for, samples_per_block, train_blocks
+from podium.engine.audit import AuditOptions
 from podium.engine.update import Engine, Events, UpdateOptions
 from podium.training.build import Training
 
@@ -22,8 +23,25 @@ def build_engine(training: Training, events: Events | None = None) -> Engine:
         recipe.optim.clip_norm,
         stochastic_rounding=recipe.precision.rounds_stochastically,
         compile=recipe.engine.compile,
+        audit=_audit_options(training),
     )
     return Engine(training.task, training.state, training.parallelism, options, events)
+
+
+def _audit_options(training: Training) -> AuditOptions | None:
+    topology = training.placement.topology
+
+    @contextmanager
+    def samples(update: int, replica: int) -> Iterator[Mapping[str, Tensor]]:
+        one = range(replica, replica + 1)
+        with samples_of_updates(training, update, update + 1, replicas=one) as every:
+            yield next(every)
+
+    def place(index: int) -> str:
+        return f"instance {index} on {topology.host_of(index)}"
+
+    share = training.recipe.engine.audit
+    return AuditOptions(share, samples, place) if share else None
 
 
 def updates_per_block(training: Training) -> int:
@@ -44,18 +62,19 @@ def feed_bytes(training: Training) -> int:
 
 @contextmanager
 def samples_of_updates(
-    training: Training, first: int, last: int, waited: Waited = lambda seconds: None
+    training: Training, first: int, last: int, waited: Waited = lambda seconds: None, replicas: range | None = None
 ) -> Iterator[Iterator[dict[str, Tensor]]]:
     """Yield an iterator over the samples of updates first … last - 1, one update at a time: (local replicas,
     accumulation, micro-batch, …).
 
     Samples are valid until the next ones are requested; `waited` is called with the seconds that a block was late.
+    `replicas`: others than those of this instance.
     """
     if not training.parallelism.takes_samples:
         yield ({} for _ in range(first, last))  # only the device with the first and the last block needs samples
         return
-    recipe, batch, replicas = training.recipe, training.recipe.batch, training.placement.replicas
-    source, num_updates = training.task.train_source, updates_per_block(training)
+    recipe, batch, replicas = training.recipe, training.recipe.batch, replicas or training.placement.replicas
+    source, num_updates = training.task.train_source, min(updates_per_block(training), last - first)
     max_samples = num_updates * batch.micro_batch * batch.num_accumulation * len(replicas)
     blocks = train_blocks(
         seed=recipe.seed,

@@ -190,7 +190,8 @@ def _num_sums(training: Training) -> int:
     placement = training.placement
     num_subtrees = len(subtrees(placement.replicas, placement.topology.num_replicas))
     sent = num_subtrees if training.parallelism.data_group.count > 1 else 0
-    return math.ceil(math.log2(len(placement.replicas))) + sent
+    audit = 1 if training.recipe.engine.audit else 0  # the sums stay while one replica is computed again
+    return max(math.ceil(math.log2(len(placement.replicas))) + sent, audit)
 
 
 def _rest(training: Training) -> int:

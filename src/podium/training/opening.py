@@ -36,6 +36,11 @@ def open_log(file: Path, training: Training) -> None:
         return
     if training.placement.topology.num_instances > 1:
         console.show_table(training.placement.topology.table(), message=True)
+    elif training.recipe.engine.audit:
+        console.say(
+            "engine.audit: there is one instance, which checks itself; it finds errors that come and go, not a "
+            "processor or memory that gives the same wrong result twice"
+        )
     if (cut := training.parallelism.cut) is not None:
         for line in cut.allocation:
             console.say(line)

@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from podium.layers.norm import AnyBatchNorm
+from podium.machine.device import random_states, set_random_states
 
 
 def apply_recompute(blocks: Sequence[nn.Module]) -> None:
@@ -26,10 +27,26 @@ class _Recomputed(nn.Module):
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*args)
 
-        def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
-            return nullcontext(), _not_counting(self)
+        device = next((arg.device for arg in args if isinstance(arg, Tensor)), torch.device("cpu"))
+        states = random_states(device)
 
-        return checkpoint(super().forward, *args, use_reentrant=False, context_fn=contexts)
+        def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
+            return nullcontext(), _again(self, device, states)
+
+        # torch keeps the states of some kinds of devices only.
+        return checkpoint(super().forward, *args, use_reentrant=False, context_fn=contexts, preserve_rng_state=False)
+
+
+@contextmanager
+def _again(block: nn.Module, device: torch.device, states: Sequence[Tensor]) -> Iterator[None]:
+    """Let a block draw the same random numbers again in this context, and count nothing."""
+    now = random_states(device)
+    set_random_states(device, states)
+    try:
+        with _not_counting(block):
+            yield
+    finally:
+        set_random_states(device, now)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from podium.launch.meeting import Meeting
 from podium.launch.point import MeetingPoint
 from podium.launch.private_folder import launch_folder
 from podium.launch.service import MeetingService, listen_in
+from podium.machine.device import resolve_device, use_device
 from podium.recipe.loading import Recipe, load_recipe, recipe_with
 from podium.topology import build_topology, share_of_cores, usable_cores
 from podium.training.build import Training, build_training
@@ -198,8 +199,9 @@ def main() -> None:
     end_with_launcher(os.environ)
     point = MeetingPoint(place, None)  # kept: the connection lasts as long as it does
     store = dist.PrefixStore("tune", point.connect(_START_S))
-    instances = Instances.join(store, place.index, place.count, _START_S, [place.local_count])
     recipe = load_recipe(name, overrides)
+    device = use_device(resolve_device(recipe.engine.device, place.local_index, recipe.launch.instances_per_device))
+    instances = Instances.join(store, place.index, place.count, _START_S, [place.local_count], device)
     first: Task | None = None
     for line in sys.stdin:
         request = json.loads(line)

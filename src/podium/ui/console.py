@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, OverflowMethod, RenderResult
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -142,7 +142,9 @@ def show_table(table: Table, *, message: bool = False) -> None:
     )
     for index, column in enumerate(table.columns):
         numeric = index > 0 and all(row[index][:1] in "+-−–.0123456789" for row in table.rows)
-        drawn.add_column(escape(visible(column)), justify="right" if numeric else "left")
+        # What a row is called is shown whole in a narrow terminal, too.
+        overflow: OverflowMethod = "ellipsis" if index else "fold"
+        drawn.add_column(escape(visible(column)), justify="right" if numeric else "left", overflow=overflow)
     for row in table.rows:
         drawn.add_row(*(escape(visible_lines(cell)) for cell in row))
     where = err if message else out

@@ -14,22 +14,21 @@ AFTER_S = 1.0
 
 def told_at_first(sentence: str, function: Callable[_P, _R], after_s: float = AFTER_S) -> Callable[_P, _R]:
     """Return `function`, whose first call says `sentence` if it takes long; calls of other threads wait for it."""
-    lock, ready = threading.Lock(), False
+    lock, ready = threading.Lock(), threading.Event()
 
     def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        nonlocal ready
-        if ready:
+        if ready.is_set():
             return function(*args, **kwargs)
         with lock:
-            if not ready:
-                timer = threading.Timer(after_s, console.say, [sentence])
-                timer.daemon = True
-                timer.start()
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    timer.cancel()
-                    ready = True
-        return function(*args, **kwargs)
+            if ready.is_set():
+                return function(*args, **kwargs)
+            timer = threading.Timer(after_s, console.say, [sentence])
+            timer.daemon = True
+            timer.start()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                timer.cancel()
+                ready.set()
 
     return called

@@ -7,7 +7,9 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
+import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
@@ -57,3 +59,39 @@ def environment(num_devices: int, record: Path | None = None, **others: str) -> 
 def read_records(folder: Path) -> list[dict]:
     """Return what processes have recorded: `waits`, as [what, where, how often], and `messages`."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def trained(
+    folder: Path, trainings: dict[str, list[str]], num_instances: int = 1, num_devices: int | None = None
+) -> dict[str, dict]:
+    """Train recipes one after the other on pretended devices (none: 0, the CPU) by instances that stay for all of
+    them.
+
+    Return of each, as instance 0 sees it, its weights, its validation and its folder, or its error. On devices also the
+    waits of the host, and the messages of every instance."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "trainings.json").write_text(json.dumps(trainings))
+    num_devices = num_instances if num_devices is None else num_devices
+    env = environment(num_devices, folder / "record") if num_devices else dict(os.environ)
+    env |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    words = [sys.executable, "-m", "tests.support.pretend.trainings", str(folder)]
+    processes = []
+    for index in range(num_instances):
+        with (folder / f"stderr-{index}").open("w") as errors:
+            command = [*words, str(index), str(num_instances), str(port)]
+            processes.append(subprocess.Popen(command, cwd=_HERE.parents[2], env=env, stdout=errors, stderr=errors))
+    try:
+        codes = [process.wait(500) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    told = "\n".join(path.read_text()[-3000:] for path in sorted(folder.glob("stderr-*")))
+    assert codes == [0] * num_instances, told
+    everyone = [json.loads((folder / f"answers-{index}.json").read_text()) for index in range(num_instances)]
+    for name, answer in everyone[0].items():
+        answer["messages"] = [answers[name].get("messages") for answers in everyone]
+    answers: dict[str, dict] = everyone[0]
+    return answers

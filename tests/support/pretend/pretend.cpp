@@ -383,6 +383,8 @@ at::Tensor& set_storage(at::Tensor& self, c10::Storage source, int64_t offset, c
   return at::native::set_storage_cpu_(self, std::move(source), offset, size, stride);
 }
 
+void record_stream(at::Tensor&, c10::Stream) {}  // memory is never used again too early here
+
 // torch's dropout divides by (1 - p) on the CPU, and on accelerators multiplies by the quotient, which rounds otherwise.
 std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p, std::optional<bool> train) {
   if (p == 0 || (train.has_value() && !*train)) return {input.clone(), at::ones_like(input)};
@@ -442,6 +444,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", TORCH_FN(copy_from));
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar));
+  m.impl("record_stream", TORCH_FN(record_stream));
   m.impl("native_dropout", TORCH_FN(dropout));
   m.impl("native_dropout_backward", TORCH_FN(dropout_backward));
   m.impl("_fused_sdp_choice", TORCH_FN(sdp_choice));

@@ -48,8 +48,8 @@ class DdpReduction:
         """Set up everything but the reduction of gradients."""
         self._instances = instances
         self._params, self._buffers, self._waited = params, buffers, waited
-        self._message = torch.empty(0)
-        self._work: dist.Work | None = None
+        self._message = self._values = torch.empty(0)
+        self._works: list[dist.Work | None] = []
         self.buffer_totals: list[Tensor] = []
 
     def micro_batch(self, last: bool) -> AbstractContextManager:
@@ -62,15 +62,24 @@ class DdpReduction:
         totals = self.take()
         for sums in reversed(tree.partial):
             add_in_place(totals, sums)
-        head = torch.tensor([count, stop], dtype=torch.float64)
-        self._message = torch.cat([head, *(total.double().cpu().flatten() for total in totals if total is not None)])
-        self._work = dist.all_reduce(self._message, group=self._instances.group(), async_op=True)
+        values = [total.double().flatten() for total in totals if total is not None]
+        self._message = torch.tensor([count, stop], dtype=torch.float64)
+        if self._instances.device.type == "cpu":
+            self._message = torch.cat([self._message, *values])
+        self._works = [dist.all_reduce(self._message, group=self._instances.group(), async_op=True)]
+        if self._instances.device.type != "cpu" and values:  # over the device's own backend, as the host does not look
+            self._values = torch.cat(values)
+            self._works.append(dist.all_reduce(self._values, group=self._instances.group(), async_op=True))
 
+<<<<<<< HEAD
     def leave(self) -> None:
         pass
 
     def finish(self) -> tuple[Tensor, bool]:
         assert self._work is not None
+=======
+    def finish(self) -> tuple[Tensor | float, bool]:
+>>>>>>> main
         if any(param.grad is None for param in self._params):
             # DistributedDataParallel would silently skip the reduction of this update, and fail in the next.
             raise UserError(
@@ -78,12 +87,16 @@ class DdpReduction:
                 "use engine.reduction=exact, which allows that"
             )
         began = time.perf_counter()
-        self._work.wait()
+        for work in self._works:
+            assert work is not None
+            work.wait()
         self._waited(time.perf_counter() - began)
         count, stop = self._message[:2].tolist()
-        parts = self._message[2:].split([buffer.numel() for buffer in self._buffers])
+        on_cpu = self._instances.device.type == "cpu"
+        parts = (self._message[2:] if on_cpu else self._values).split([buffer.numel() for buffer in self._buffers])
         self.buffer_totals = [
             part.view(buffer.shape).to(buffer) for part, buffer in zip(parts, self._buffers, strict=True)
         ]
         # DistributedDataParallel leaves the mean over the instances in `param.grad`, not the sum.
-        return torch.tensor(count / self._instances.count, dtype=torch.float32), bool(stop)
+        divisor = count / self._instances.count
+        return torch.tensor(divisor, dtype=torch.float32) if on_cpu else divisor, bool(stop)

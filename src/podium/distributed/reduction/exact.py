@@ -1,37 +1,37 @@
-"""The exact reduction of gradients while the backward pass still runs: flat buckets, threads that sum them, hooks.
+"""The exact reduction of gradients while the backward pass still runs: flat buckets, hooks, and a carrier that sums
+them in the background.
 
 `Engine` uses one `ExactReduction` when there are several instances and the reduction is exact. In an update:
 
     all local replicas but the last leave their sums in a `TreeSum`
     after the last one's last forward pass, `start` fills in what is known (count, buffers) and arms the hooks
-    in its backward pass, a hook per parameter counts down; a complete bucket gets the local sums and goes to a thread
-    `finish` hands over the rest, waits for the threads, and makes `param.grad` views of the buckets
+    in its backward pass, a hook per parameter counts down; a complete bucket gets the local sums and is carried away
+    `finish` hands over the rest, waits for the carrier, and makes `param.grad` views of the buckets
 
 Buckets are filled in reverse order of the model's parameters, roughly the order of the backward pass, and always
 handed over in the same order, which is all that instances need to agree on.
+
+On a CPU, the count of items, the request to stop, and which parameters have gradients travel with the buckets. From an
+accelerator the host would have to wait for them, so there they are a message of their own, between the hosts.
 """
 
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
 import torch
 from torch import Tensor, nn
 
 from podium.distributed.instances import Instances
-from podium.distributed.reduction.summed_buffers import Buffers, summed_buffers
+from podium.distributed.reduction.carriers import Carrier, agreed, carrier_for
+from podium.distributed.reduction.summed_buffers import summed_buffers
 from podium.distributed.reduction.tree import Tensors, TreeSum, add_in_place, take_gradients
-from podium.machine.threads import stay_single
 
 #: The first bucket is smaller, so that communication starts early; then few large ones, as each costs some rounds.
 FIRST_BYTES = 1 << 20
 BUCKET_BYTES = 4 << 20
-#: number of threads that sum buckets in turn, so that one waits for messages while the other adds
-_LANES = 2
 #: views start at multiples of this many elements
 _ALIGNMENT = 16
 #: The count of items is lo + 4096 · hi in two float32 elements. Sums are exact up to 4,096 instances and 2^36 items.
@@ -74,15 +74,17 @@ class ExactReduction:
         instances: Instances,
         num_replicas: int,
         waited: Callable[[float], None],
+        *,
+        during_backward: bool = True,
     ) -> None:
         """Prepare the reduction over replicas that are dealt to `instances`; `params` and `buffers` are in the order of
-        the tensors in `TreeSum`: parameters first. Collective."""
+        the tensors in `TreeSum`: parameters first. Collective. Unless `during_backward`, sums begin after the pass."""
         self.model = model
         self._params, self._buffers, self._waited = params, buffers, waited
-        self._device = params[0].device
+        self._device, self._instances, self._during_backward = params[0].device, instances, during_backward
         self._buckets, places = _planned(_backward_order(model, params), params, buffers)
         sizes = [(bucket.num_elements + len(bucket.params), bucket.dtype) for bucket in self._buckets]
-        summed = summed_buffers(instances, num_replicas, sizes, self._device, _LANES)
+        summed = summed_buffers(instances, num_replicas, sizes, self._device)
         for bucket, flat in zip(self._buckets, summed.flats, strict=True):
             bucket.flat, bucket.present = flat, flat[bucket.num_elements :]
         self._head = places[_HEAD_PLACE][0].flat[:_HEAD]
@@ -98,19 +100,15 @@ class ExactReduction:
         self._next = 0
         self._partial: list[Tensors] = []
         self._sums_of_complete: list[Tensors] = []
-        self._known_present: list[list[float]] | None = None
-        #: seconds that sums with other instances have taken so far, up to two of them at once
-        self.exchange_s = 0.0
-
-        self._to_send: list[SimpleQueue[int | None]] = [SimpleQueue() for _ in self._buckets[:_LANES]]
-        self._done: SimpleQueue[BaseException | float] = SimpleQueue()
-        for lane, to_send in enumerate(self._to_send):
-            args = (summed, lane, to_send, self._done)
-            threading.Thread(target=_sum_buckets, args=args, name=f"gradients-{lane}", daemon=True).start()
+        self._own_count, self._own_stop, self._own_present = 0, False, [False] * len(params)
+        #: seconds that sums with other instances have taken so far, up to two of them at once; None: unknown
+        self.exchange_s: float | None = 0.0 if self._device.type == "cpu" else None
+        self._carrier = carrier_for(summed, len(self._buckets), self._device)
         method = weakref.WeakMethod(self._on_gradient)
         handles = [
             param.register_post_accumulate_grad_hook(_weak_hook(method, index)) for index, param in enumerate(params)
         ]
+<<<<<<< HEAD
         self._end = weakref.finalize(self, _end, self._to_send, handles)
         self._summed = summed
 
@@ -118,6 +116,9 @@ class ExactReduction:
         self._armed = False
         self._summed.leave()
         self._end()
+=======
+        weakref.finalize(self, _end, self._carrier, handles)
+>>>>>>> main
 
     def micro_batch(self, last: bool) -> AbstractContextManager:
         return nullcontext()
@@ -128,28 +129,28 @@ class ExactReduction:
     def start(self, tree: TreeSum, count: int, stop: bool) -> None:
         self._sums_of_complete, partial = tree.before_last()
         self._partial = partial[::-1]
-        self._head.copy_(torch.tensor([count % _COUNT_BASE, count // _COUNT_BASE, stop], dtype=torch.float32))
+        if self._device.type == "cpu":
+            self._head.copy_(torch.tensor([count % _COUNT_BASE, count // _COUNT_BASE, stop], dtype=torch.float32))
+        self._own_count, self._own_stop = count, stop
         self._sum_locally(range(len(self._params), len(self._views)), self._buffers)
         for bucket in self._buckets:
             bucket.num_missing, bucket.handed_over = len(bucket.params), False
-        self._next, self._armed = 0, True
+        self._next, self._armed = 0, self._during_backward
 
-    def finish(self) -> tuple[int | Tensor, bool]:
+    def finish(self) -> tuple[int, bool]:
         self._armed = False
         for bucket in self._buckets[self._next :]:  # some parameter had no gradient in this update
             self._hand_over(bucket)
         self._partial, self._sums_of_complete = [], []
         began = time.perf_counter()
-        for _ in self._buckets:
-            done = self._done.get()
-            if isinstance(done, BaseException):
-                raise done
-            self.exchange_s += done
+        took = self._carrier.wait()
+        count, stop, present = self._agreed()
         self._waited(time.perf_counter() - began)
-        for bucket, present in zip(self._buckets, self._present(), strict=True):
-            for index, num_present in zip(bucket.params, present, strict=True):
-                self._params[index].grad = self._views[index] if num_present else None
-        return self._read_head()
+        if self.exchange_s is not None:
+            self.exchange_s += took or 0.0
+        for param, view, is_present in zip(self._params, self._views, present, strict=False):
+            param.grad = view if is_present else None
+        return count, stop
 
     def _on_gradient(self, index: int) -> None:
         """Hand over complete buckets; called by the backward pass when the gradient of a parameter is complete."""
@@ -165,15 +166,22 @@ class ExactReduction:
     def _hand_over(self, bucket: _Bucket) -> None:
         grads = [self._params[index].grad for index in bucket.params]
         self._sum_locally(bucket.params, grads)
-        bucket.present.fill_(1.0)
-        for place, (index, grad) in enumerate(zip(bucket.params, grads, strict=True)):
-            if grad is None and all(sums[index] is None for sums in (*self._partial, *self._sums_of_complete)):
-                bucket.present[place] = 0.0
+        present = [
+            grad is not None or any(sums[index] is not None for sums in (*self._partial, *self._sums_of_complete))
+            for index, grad in zip(bucket.params, grads, strict=True)
+        ]
+        if self._device.type == "cpu":
+            bucket.present.fill_(1.0)
+            for place, is_present in enumerate(present):
+                if not is_present:
+                    bucket.present[place] = 0.0
+        for index, is_present in zip(bucket.params, present, strict=True):
+            self._own_present[index] = is_present
         for index, grad in zip(bucket.params, grads, strict=True):
             if grad is not None:
                 self._params[index].grad = self._views[index]  # frees the gradient's own memory
         bucket.handed_over = True
-        self._to_send[bucket.number % _LANES].put(bucket.number)
+        self._carrier.put(bucket.number)
 
     def _sum_locally(self, indices: Sequence[int], last: Sequence[Tensor | None]) -> None:
         """Write partial sums + tensors of the last replica to the views, in the tree's order (from the right;
@@ -192,18 +200,18 @@ class ExactReduction:
         for sums in rest:
             add_in_place(list(views), [sums[index] for index in indices])
 
-    def _present(self) -> list[list[float]]:
-        """Return for each bucket and parameter whether any replica had a gradient; read from an accelerator only
-        once."""
-        if self._device.type == "cpu" or self._known_present is None:
-            self._known_present = [bucket.present.tolist() for bucket in self._buckets]
-        return self._known_present
-
-    def _read_head(self) -> tuple[int | Tensor, bool]:
+    def _agreed(self) -> tuple[int, bool, list[bool]]:
+        """Return (the count of items of all instances, whether any asks to stop, for each parameter whether any replica
+        had a gradient)."""
         if self._device.type != "cpu":
-            return self._head[0] + self._head[1] * _COUNT_BASE, bool(self._head[2])  # the host waits for the flag
+            row = torch.tensor([self._own_count, self._own_stop, *self._own_present], dtype=torch.int64)
+            return agreed(self._instances.gather(row).tolist())
+        present = [False] * len(self._params)
+        for bucket in self._buckets:
+            for index, num_present in zip(bucket.params, bucket.present.tolist(), strict=True):
+                present[index] = num_present > 0
         lo, hi, stop = self._head.tolist()
-        return int(lo) + int(hi) * _COUNT_BASE, stop > 0
+        return int(lo) + int(hi) * _COUNT_BASE, stop > 0, present
 
 
 def _backward_order(model: nn.Module, params: list[nn.Parameter]) -> list[int]:
@@ -252,27 +260,6 @@ def _write(view: Tensor, values: Tensor | None) -> None:
         view.copy_(values)
 
 
-# Nothing below refers to an `ExactReduction`, so that it is freed, and its threads end, with the engine that made it.
-
-
-def _sum_buckets(
-    summed: Buffers,
-    lane: int,
-    to_send: "SimpleQueue[int | None]",
-    done: "SimpleQueue[BaseException | float]",
-) -> None:
-    """Sum one bucket after the other, in a thread, and tell how long each took; end at None or at the first error."""
-    stay_single()
-    while (number := to_send.get()) is not None:
-        began = time.perf_counter()
-        try:
-            summed.sum(number, lane)
-        except BaseException as error:
-            done.put(error)
-            return
-        done.put(time.perf_counter() - began)
-
-
 def _weak_hook(method: weakref.WeakMethod, index: int) -> Callable[[Tensor], None]:
     def hook(_: Tensor) -> None:
         on_gradient = method()
@@ -282,8 +269,7 @@ def _weak_hook(method: weakref.WeakMethod, index: int) -> Callable[[Tensor], Non
     return hook
 
 
-def _end(queues: "list[SimpleQueue[int | None]]", handles: list) -> None:
-    for to_send in queues:
-        to_send.put(None)
+def _end(carrier: Carrier, handles: list) -> None:
+    carrier.close()
     for handle in handles:
         handle.remove()

@@ -19,10 +19,13 @@ import torch
 from torch import Tensor
 
 from podium.distributed.instances import Instances
+from podium.distributed.reduction.device_buffers import UnevenDeviceBuffers
 from podium.distributed.reduction.exchange import Exchange
 from podium.distributed.reduction.uneven_buffers import UnevenBuffers
 from podium.distributed.shared_memory import SharedMemory, Size
 
+#: number of threads that sum buffers at the same time, where threads do
+LANES = 2
 #: up to this size, every neighbour adds the whole buffer, which saves a barrier
 WHOLE_BYTES = 1 << 17
 #: size of the pieces that are added at a time, so that intermediate sums stay in the cache
@@ -46,7 +49,7 @@ class Buffers(Protocol):
 
 
 def summed_buffers(
-    instances: Instances, num_replicas: int, sizes: Sequence[Size], device: torch.device, num_lanes: int
+    instances: Instances, num_replicas: int, sizes: Sequence[Size], device: torch.device, num_lanes: int = LANES
 ) -> Buffers:
     """Create buffers of the given sizes, filled with zeros, for instances that replicas are dealt to. Collective: all
     instances get the same kind."""
@@ -60,6 +63,8 @@ def summed_buffers(
         )
     if shared_memory is None:
         exchange = Exchange(num_replicas, (1,) * instances.count)
+    if not exchange.is_even and device.type != "cpu":
+        return UnevenDeviceBuffers(instances, exchange, None, sizes, device)
     if not exchange.is_even:
         return UnevenBuffers(instances, exchange, shared_memory, sizes, device)
     return SentBuffers(instances, sizes, device) if shared_memory is None else SharedBuffers(instances, shared_memory)

@@ -94,7 +94,7 @@ class Reduction(Protocol):
         replicas."""
         ...
 
-    def finish(self) -> tuple[int | Tensor, bool]:
+    def finish(self) -> tuple[Tensor | float, bool]:
         """Leave the sums of gradients in `param.grad`; return what to divide them by and whether any instance stops."""
         ...
 

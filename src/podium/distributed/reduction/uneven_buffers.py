@@ -98,12 +98,16 @@ class UnevenBuffers:
             posted += [self._receive(flat[piece], owner, lane) for piece in _pieces(slices[owner], size)]
         for piece, (received, messages) in zip(own_pieces, incoming, strict=True):
             self._wait(messages)
-            _write_sum([*(part[piece] for part in parts), *received], self._total_join, flat[piece])
+            self._write_total([*(part[piece] for part in parts), *received], flat[piece])
             for host in range(len(self._exchange.hosts)):
                 if host != self._host:
                     helper = self._exchange.helper(host, index)
                     posted.append(self._send(flat[piece], helper, lane))
         self._wait(posted)
+
+    def _write_total(self, parts: Sequence[Tensor], into: Tensor) -> None:
+        """Write the sum of all subtrees of a slice: those on this host, then what is received."""
+        _write_sum(parts, self._total_join, into)
 
     def _post_receives(self, flat: Tensor, pieces: list[slice], lane: int) -> list[tuple[list[Tensor], _Posted]]:
         """Post the messages in which other hosts send their subtrees of the pieces that this instance owns."""

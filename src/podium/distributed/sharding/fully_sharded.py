@@ -65,7 +65,7 @@ class ShardedModel:
 
     def total_norm(self, norm: Tensor) -> Tensor:
         """Return the norm of all gradients, from the norm of this instance's rows."""
-        squares = norm.double().square().cpu()
+        squares = norm.double().square()
         with naming_lost_instance(None):
             dist.all_reduce(squares, group=self._instances.group())
         return squares.sqrt().to(norm)
@@ -101,7 +101,7 @@ class ShardedReduction(DdpReduction):
         # Gradients are reduced after every micro-batch: waiting for the last would need memory for all of them.
         return nullcontext()
 
-    def finish(self) -> tuple[Tensor, bool]:
+    def finish(self) -> tuple[Tensor | float, bool]:
         shards = self._sharded.shards
         for name, param in shards.sharded.items():
             grad, param.grad = param.grad, None

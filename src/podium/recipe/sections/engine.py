@@ -1,9 +1,9 @@
 """The `engine` section: how `engine/update.py` runs updates on the machine."""
 
 import difflib
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from podium.recipe.section import Section
 
@@ -47,6 +47,8 @@ class EngineSection(Section):
     tune: Literal["off", "remembered", "measure"] = "remembered"
     #: also use choices that change the bits of the result
     tune_bits: bool = False
+    #: share of updates in which another instance computes one replica's gradients again, to compare them to the bit
+    audit: Annotated[float, Field(ge=0, le=1)] = 0.0
     #: a training that needs more memory than this host has: refuse it, only warn, or do not estimate
     memory_check: Literal["error", "warn", "off"] = "error"
 

@@ -21,6 +21,8 @@ class PrecisionSection(Section):
     #: factor on the loss in the backward pass, which keeps small gradients within fp16's range; divided out before
     #: the update. auto: grows until gradients overflow, in which case that update is skipped
     loss_scale: Annotated[float, Field(gt=0)] | Literal["auto"] = 1.0
+    #: on accelerators that have it: products of single-precision numbers round their factors to ten bits (TF32)
+    tf32: bool = False
     #: stop at the first value that is not finite, and name the layer; slow
     trap: bool = False
 

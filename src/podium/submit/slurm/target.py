@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 from podium.errors import UserError
 from podium.launch.secret import VARIABLE as SECRET
 from podium.launch.secret import new_secret
-from podium.machine.bounded_files import parse_mapping
 from podium.recipe.loading import Recipe, recipe_with, to_yaml
 from podium.runs.folder import JOB
 from podium.submit.container import podium_words
+from podium.submit.progress import summary_of
 from podium.submit.records import JobRecord, check_name, free_name, now
 from podium.submit.shell import Shell, login_shell
 from podium.submit.site import Site, site_from_tree
@@ -24,7 +24,6 @@ from podium.submit.target import Prepared, Request, Status
 from podium.ui.visible import visible
 
 _SCRIPT = f"{JOB}/batch.sh"
-_SUMMARY_BYTES = 1 << 20
 
 
 class SlurmTarget:
@@ -84,9 +83,10 @@ class SlurmTarget:
         shell = _shell_of(job)
         if job.kind == "study":
             return status_of_study(job_states(shell, job.id), runs_of_study(shell, job.folder))
-        summary = shell.read(PurePosixPath(job.folder) / "summary.json", _SUMMARY_BYTES)
+        summary = summary_of(shell, PurePosixPath(job.folder))
         attempts = shell.read(PurePosixPath(job.folder) / JOB / "attempts.jsonl") or b""
-        return status_of(job_states(shell, job.id), _mapping(summary), attempts)
+        cancelled = shell.read(PurePosixPath(job.folder) / JOB / "cancelled", 1) is not None
+        return status_of(job_states(shell, job.id), summary, attempts, cancelled=cancelled)
 
     def logs(self, job: JobRecord, *, follow: bool) -> Iterator[bytes]:
         """Yield the log of a job."""
@@ -173,11 +173,11 @@ def _sbatch(name: str, folder: PurePosixPath, site: Site, *more: str, log: str =
 
 def _notes(site: Site, shape: Shape, shell: Shell) -> Iterator[str]:
     least, most = shape.nodes
-    nodes = f"{most}" if least == most else f"{least} to {most}"
-    yield (
-        f"{nodes} × {shape.per_node} instances with {shape.threads} threads, for {shape.minutes} minutes, "
-        f"through {shell.name}"
-    )
+    nodes = f"{most} node{'' if most == 1 else 's'}" if least == most else f"{least} to {most} nodes"
+    threads = f"{shape.threads} thread{'' if shape.threads == 1 else 's'}"
+    each = f"{shape.per_node} instance{'' if shape.per_node == 1 else 's'}"
+    time = f"{shape.minutes} minute{'' if shape.minutes == 1 else 's'}"
+    yield f"{nodes} with {each} of {threads} each, for {time}, through {shell.name}"
     if site.secrets:
         yield f"{', '.join(site.secrets)} and the job's own secret are handed over in its environment: … (masked)"
 
@@ -205,10 +205,3 @@ def _run_sbatch(shell: Shell, command: tuple[str, ...], secrets: Mapping[str, st
 
 def _shell_of(job: JobRecord) -> Shell:
     return login_shell(site_from_tree(job.site).login)
-
-
-def _mapping(data: bytes | None) -> Mapping[str, object]:
-    try:
-        return parse_mapping(data) if data else {}
-    except ValueError:
-        return {}

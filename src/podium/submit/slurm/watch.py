@@ -33,13 +33,17 @@ def job_states(shell: Shell, number: str) -> list[tuple[str, str, str]]:
     return [(line[0], line[1], line[2]) for line in lines if len(line) == 3]
 
 
-def status_of(states: Sequence[tuple[str, str, str]], summary: Mapping[str, Any], attempts: bytes) -> Status:
-    """Return the status of a job from what Slurm says, its run's summary and the record of its attempts."""
+def status_of(
+    states: Sequence[tuple[str, str, str]], summary: Mapping[str, Any], attempts: bytes, *, cancelled: bool = False
+) -> Status:
+    """Return the status of a job from what Slurm says, its run's summary and the record of its attempts; `cancelled`:
+    somebody did not want it to go on."""
     begun = [line for line in attempts.splitlines() if b'"nodes"' in line]
     updates, total = summary.get("updates"), summary.get("total_updates")
     state, reason, where = _state(states)
     if state is None:
         state = _OF_RUNS.get(str(summary.get("state")), "failed" if begun else "unknown")
+        state = "cancelled" if cancelled and state in ("interrupted", "unknown") else state
         code = _last_code(attempts)
         reason = "" if code is None else f"exit code {code}"
     return Status(

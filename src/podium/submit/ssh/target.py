@@ -22,6 +22,7 @@ from podium.machine.bounded_files import parse_mapping
 from podium.recipe.loading import Recipe, to_yaml
 from podium.runs.folder import JOB
 from podium.submit.container import podium_words
+from podium.submit.progress import summary_of
 from podium.submit.records import JobRecord, check_name, free_name, now
 from podium.submit.shell import Shell
 from podium.submit.site import Site, site_from_tree
@@ -121,10 +122,7 @@ class SshTarget:
         if job.kind == "study":
             states = [("RUNNING", "", ", ".join(going))] if going else []
             return status_of_study(states, runs_of_study(_shell(parts[0], site), job.folder))
-        data = _shell(parts[0], site).read(folder / "summary.json")
-        summary: Mapping[str, Any] = {}
-        with suppress(ValueError):
-            summary = parse_mapping(data) if data else {}
+        summary = summary_of(_shell(parts[0], site), folder)
         updates, total = summary.get("updates"), summary.get("total_updates")
         codes = {host: answer.get("code") for host, answer in answers.items() if answer.get("code") is not None}
         ended: State = _STATES.get(str(summary.get("state")), "failed")

@@ -68,9 +68,9 @@ class Layout:
             "position": Field(row, np.int32),
             "sequence": Field(row, np.uint8),
             "masked": Field(slots, np.int32),
-            "target": Field(slots, np.int64),
+            "target": Field(slots, np.int64, read_on_host=True),
             "first": Field(sequences, np.int32),
-            "follows": Field(sequences, np.int64),
+            "follows": Field(sequences, np.int64, read_on_host=True),
         }
 
 

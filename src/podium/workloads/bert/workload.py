@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from podium.contract import Batch, Loss, Outputs, ParamGroup, Prediction, Split, Target
-from podium.data.source import Source, empty_buffers
+from podium.data.source import Source, empty_buffers, on_host
 from podium.data.text.folder import TextFolder, load_tokenizer, open_text
 from podium.data.text.make import standard_library_text
 from podium.errors import UserError
@@ -99,12 +99,11 @@ class Workload:
         owner = batch["sequence"].gather(1, batch["masked"].long())
         numbers = torch.arange(1, follows.shape[1] + 1, device=owner.device)
         each = ((owner[:, None] == numbers[None, :, None]) & (target >= 0)[:, None]).sum(-1)
-        # The host reads the batch here: on an accelerator it has to wait.
-        count = int((target >= 0).sum())
+        count = int((on_host(batch, "target") >= 0).sum())
         loss = word_loss + (pair_losses * each.flatten()).sum()
         if model.training:
             return Loss(loss, count)
-        num_pairs = int((follows >= 0).sum())
+        num_pairs = int((on_host(batch, "follows") >= 0).sum())
         return Loss(
             loss,
             count,

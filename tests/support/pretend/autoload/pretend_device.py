@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 _native = None
-#: (what, file:line) -> number of waits of the host; messages in order
+#: (what, file and function) -> number of waits of the host; messages in order
 waits = {}
 messages = []
 
@@ -57,11 +57,11 @@ def write_record(folder):
 
 
 def _on_wait(what):
-    frame, place = sys._getframe(1), None
+    frame, place = sys._getframe(), None  # of a thread of torch's, it is the only one
     while frame is not None:
         name = frame.f_code.co_filename
         if "/podium/" in name and "/tests/" not in name:
-            place = f"{name.rpartition('/podium/')[2]}:{frame.f_lineno} {frame.f_code.co_name}"
+            place = f"{name.rpartition('/podium/')[2]} {frame.f_code.co_name}"
             break
         frame = frame.f_back
     key = what, place or "elsewhere"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from podium.chain import Chain, linked
 from podium.distributed.digest import joined_digest, tensor_digests, tensor_xxh3
-from podium.engine.chain import Chain, linked
 from podium.engine.saved_state import check_saved
 from podium.engine.state import Progress
 from podium.errors import UserError

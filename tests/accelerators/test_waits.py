@@ -1,0 +1,50 @@
+"""How often the host waits for a device: counted on a pretended one, by the function that waits."""
+
+import pytest
+
+from tests.support import pretend
+from tests.support.recipes import TINY
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(pretend.why_not()), reason=pretend.why_not())]
+
+#: where the host may wait while updates are made, and why
+ALLOWED = {
+    "event in data/upload.py wait": "in the feed's thread, before memory is filled again that a device has read",
+}
+#: the same for recipes that ask for it
+ALLOWED_OF = {
+    "loss_scale=auto": {"item in engine/loss_scale.py accepts": "gradients that have overflowed make no update"},
+}
+_SAME = ("valid.every=0up", "checkpoint.every=0up", "engine.updates_per_call=1000", "optim.clip_norm=0.5",
+         "schedule.warmup=1up", *pretend.SAME_BITS)  # fmt: skip
+_FEW, _MORE = 4, 12
+
+
+def recipes(updates):
+    found = {name: [*recipe, *_SAME, f"train.length={updates}up"] for name, recipe in TINY.items()}
+    scaled = ["precision.mode=16.16", "precision.half=fp16", "precision.loss_scale=auto"]
+    return found | {"mnist/loss_scale=auto": [*found["mnist"], *scaled]}
+
+
+@pytest.fixture(scope="module")
+def waits(tmp_path_factory):
+    few, more = (pretend.trained(tmp_path_factory.mktemp("waits"), recipes(updates), 1, 1) for updates in (_FEW, _MORE))
+    return {
+        name: {
+            place: number - few[name]["waits"].get(place, 0)
+            for place, number in answer["waits"].items()
+            if number != few[name]["waits"].get(place, 0)
+        }
+        for name, answer in more.items()
+    }
+
+
+@pytest.mark.parametrize("name", recipes(1))
+def test_an_update_does_not_wait_for_the_device(name, waits):
+    """Beginning and end of both trainings are alike, so what one has more of are the waits of its further updates."""
+    allowed = ALLOWED | ALLOWED_OF.get(name.partition("/")[2], {})
+    assert set(waits[name]) <= set(allowed), waits[name]
+
+
+def test_waits_are_counted(waits):
+    assert waits["mnist/loss_scale=auto"]["item in engine/loss_scale.py accepts"] == _MORE - _FEW
