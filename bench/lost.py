@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +29,8 @@ RECIPE = ["mnist", "workload.data.source=generated", "workload.data.generated_tr
           "workload.data.generated_test=64", "batch.replicas=4", "train.length=1000000up", "valid.every=1000000up",
           "checkpoint.every=1000000up", "engine.updates_per_call=1", "engine.threads=1", "log.tensorboard=false",
           "launch.restarts=1000", "log.report=false"]  # fmt: skip
+
+BEGUN = re.compile(r"2 instances train from update (\d+)")
 
 
 def last_update(metrics: Path) -> int:
@@ -46,6 +49,15 @@ def until(happened: Callable[[], bool], seconds: float = 60.0) -> float:
             raise SystemExit("it did not come to that")
         time.sleep(0.002)
     return time.monotonic()
+
+
+def is_after(metrics: Path, update: int) -> bool:
+    return last_update(metrics) > update
+
+
+def is_replaced(errors: Path, times: int) -> bool:
+    """Whether two instances have gone on more often than that."""
+    return len(BEGUN.findall(errors.read_text())) > times
 
 
 def instances(process: subprocess.Popen) -> dict[int, psutil.Process]:
@@ -69,7 +81,7 @@ def measure(folder: Path, kills: int) -> tuple[list[float], list[float], list[fl
     """Seconds from SIGKILL to the next update, until the lost one is replaced, of the pause for that; updates lost."""
     metrics, errors = folder / "run" / "metrics.jsonl", folder / "stderr"
     command = [sys.executable, "-m", "podium", "train", *RECIPE, "--instances", "2", "--out", "run"]
-    back, replaced, pauses, begun = [], [], [], re.compile(r"2 instances train from update (\d+)")
+    back, replaced, pauses = list[float](), list[float](), list[float]()
     with errors.open("wb") as stderr:
         process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
@@ -78,15 +90,15 @@ def measure(folder: Path, kills: int) -> tuple[list[float], list[float], list[fl
             time.sleep(1)
             running = instances(process)
             victim = running[sorted(running)[kill % 2]]
-            num_replaced = len(begun.findall(errors.read_text()))
+            num_replaced = len(BEGUN.findall(errors.read_text()))
             began = time.monotonic()
             victim.kill()
             psutil.wait_procs([victim])
             before = last_update(metrics)
-            back.append(until(lambda before=before: last_update(metrics) > before) - began)
-            replaced.append(until(lambda num=num_replaced: len(begun.findall(errors.read_text())) > num) - began)
-            joined = int(begun.findall(errors.read_text())[-1])
-            until(lambda joined=joined: last_update(metrics) > joined + 5)
+            back.append(until(partial(is_after, metrics, before)) - began)
+            replaced.append(until(partial(is_replaced, errors, num_replaced)) - began)
+            joined = int(BEGUN.findall(errors.read_text())[-1])
+            until(partial(is_after, metrics, joined + 5))
             if kill % 2:  # else another process writes the times, from a clock of its own
                 pauses.append(longest_pause(metrics, joined - 2, joined + 2))
     except SystemExit:

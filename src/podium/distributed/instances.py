@@ -65,18 +65,13 @@ class Instances:
     ) -> None:
         """Create one instance's view of a group.
 
-<<<<<<< HEAD
-        `connect` makes the gloo group when it is first needed; `shared_memory`, given where all instances share
-        memory, has two buffers of EXCHANGE_BYTES and one of LEDGER_NUMBERS.
-        """
-        #: how these form another group with whoever is left, where whoever started them can do that
-        self.membership: Membership | None = None
-=======
         `connect` makes the group when it is first needed; `shared_memory`, given where all instances share memory, has
-        two buffers of EXCHANGE_BYTES. `device`: where this instance computes; the CPU if it is not given.
+        two buffers of EXCHANGE_BYTES and one of LEDGER_NUMBERS. `device`: where this instance computes; the CPU if it
+        is not given.
         """
         self.device = device or torch.device("cpu")
->>>>>>> main
+        #: how these form another group with whoever is left, where whoever started them can do that
+        self.membership: Membership | None = None
         self.index = index
         self.count = count
         self.timeout_s = timeout_s
@@ -102,21 +97,13 @@ class Instances:
         count: int,
         timeout_s: float,
         host_sizes: Sequence[int] | None = None,
-<<<<<<< HEAD
+        device: torch.device | None = None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> Self:
         """Join the other instances through `store`. A message that takes longer than `timeout_s` raises InstanceLost.
 
-        `host_sizes`: how many consecutive instances are on each host; one if it is not given. `is_over`: whether this
-        group will not come about, as one of its instances has been lost.
-=======
-        device: torch.device | None = None,
-    ) -> Self:
-        """Join the other instances through `store`. A message that takes longer than `timeout_s` raises InstanceLost.
-
         `host_sizes`: how many consecutive instances are on each host; one if it is not given. `device`: where this
-        instance computes.
->>>>>>> main
+        instance computes. `is_over`: whether this group will not come about, as one of its instances has been lost.
         """
         if count == 1:
             return cls.alone()

@@ -50,11 +50,8 @@ class LocalReplicas:
         self.count = 0
         #: the buffers at the start of this update, if there are several replicas
         self.start_buffers: list[Tensor] = []
-<<<<<<< HEAD
         #: the number of this update
         self.update, self._samples = 0, dict[str, Tensor]()
-=======
-        self._update, self._samples = 0, dict[str, Tensor]()
         #: slot and micro-batch of the pass that runs
         self.running = (0, 0)
 
@@ -63,7 +60,6 @@ class LocalReplicas:
         one = range(number, number + 1)
         state = (self._seed, self._buffers, self._device, self._loss_scale, self._span)
         return LocalReplicas(self._workload, one, self.num_micro_batches, *state)
->>>>>>> main
 
     def begin(self, update: int, samples: Mapping[str, Tensor]) -> None:
         """Begin update number `update`; `samples`: (local replicas, accumulation, micro-batch, …), or empty where

@@ -131,17 +131,13 @@ class Engine:
         factor = scale.value
         audit = self._audits if self._audits is not None and self._audits.begin(update, self._replicas) else None
         with nullcontext() if self._compiled is None else deterministic_algorithms():
-<<<<<<< HEAD
             try:
                 count, stop = self._gradients(update, samples, stop)
+                if audit is not None:
+                    audit.check(update, self._compiled or self._state.model, self._replicas)
             except InstanceLost:
                 self._undo()
                 raise
-=======
-            count, stop = self._gradients(update, samples, stop)
-            if audit is not None:
-                audit.check(update, self._compiled or self._state.model, self._replicas)
->>>>>>> main
         divisor = count * factor if factor != 1 else count
         norms = None
         if scale.automatic or clip_norm is not None:
@@ -162,17 +158,13 @@ class Engine:
         self._replicas.pending.complete()
         return stop
 
-<<<<<<< HEAD
     def _undo(self) -> None:
         """Leave the model as it was before this update, whose gradients could not be summed."""
         self._replicas.reset_buffers()
         for param in self._params:
             param.grad = None
 
-    def _gradients(self, update: int, samples: Mapping[str, Tensor], stop: bool) -> tuple[int | Tensor, bool]:
-=======
     def _gradients(self, update: int, samples: Mapping[str, Tensor], stop: bool) -> tuple[Tensor | float, bool]:
->>>>>>> main
         """Leave the sums over all replicas in `param.grad`; return what to divide them by, and whether to stop.
 
         Every replica starts from the same buffers; gradients are summed, buffers averaged, over the tree.

@@ -93,25 +93,19 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: byte
         # From here on there may be something to save, and threads that hear of the end of the launcher.
         end_with_launcher(os.environ, signal.SIGTERM)
         heartbeat = Heartbeat(place, point, others)
-<<<<<<< HEAD
         if place.joins:
             instances = Instances.alone()
         else:
             instances = Instances.join(
-                dist.PrefixStore("instances", store), place.index, place.count, task.timeout_s, topology.host_sizes
+                dist.PrefixStore("instances", store),
+                place.index,
+                place.count,
+                task.timeout_s,
+                topology.host_sizes,
+                task.device,
             )
         if place.launch_folder is not None and len(hosts) == 1:
             instances.membership = CrewMember(place, store, heartbeat, topology, task.timeout_s, consoles)
-=======
-        instances = Instances.join(
-            dist.PrefixStore("instances", store),
-            place.index,
-            place.count,
-            task.timeout_s,
-            topology.host_sizes,
-            task.device,
-        )
->>>>>>> main
         give_up_after(task.timeout_s)
         task.run(topology, instances)
         instances.close()

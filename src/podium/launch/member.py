@@ -133,7 +133,9 @@ class CrewMember:
         index, count = view.seats.index(member.seat), len(view.seats)
         store = dist.PrefixStore(f"view-{view.number}", self._store)
         try:
-            instances = Instances.join(store, index, count, self._timeout_s, (count,), lambda: self._is_over(view))
+            instances = Instances.join(
+                store, index, count, self._timeout_s, (count,), is_over=lambda: self._is_over(view)
+            )
         except InstanceLost:
             return None
         instances.membership = self

@@ -108,17 +108,13 @@ class ExactReduction:
         handles = [
             param.register_post_accumulate_grad_hook(_weak_hook(method, index)) for index, param in enumerate(params)
         ]
-<<<<<<< HEAD
-        self._end = weakref.finalize(self, _end, self._to_send, handles)
+        self._end = weakref.finalize(self, _end, self._carrier, handles)
         self._summed = summed
 
     def leave(self) -> None:
         self._armed = False
         self._summed.leave()
         self._end()
-=======
-        weakref.finalize(self, _end, self._carrier, handles)
->>>>>>> main
 
     def micro_batch(self, last: bool) -> AbstractContextManager:
         return nullcontext()
