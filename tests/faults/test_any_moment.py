@@ -16,6 +16,9 @@ from tests.support.recipes import MORE, NUM_KILLS_EACH, recipe_of
 
 pytestmark = pytest.mark.slow
 
+#: long enough for one that is lost to be replaced before the end
+LONG = [*recipe_of("mnist"), "train.length=1200up", "checkpoint.every=500up", "valid.every=500up"]
+
 
 @pytest.mark.parametrize("workload", sorted(MORE))
 def test_kills_of_one_instance_after_another_leave_no_trace(workload, tmp_path, outcome_alone):
@@ -38,8 +41,7 @@ def test_kills_of_one_instance_after_another_leave_no_trace(workload, tmp_path, 
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_instance_is_replaced_while_the_other_goes_on(killed, tmp_path, outcome_alone):
-    recipe = [*recipe_of("mnist"), "train.length=1500up", "checkpoint.every=1000up"]
-    with started("train", *recipe, "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
+    with started("train", *LONG, "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 6)
         other = launched.instances[1 - killed]
         launched.instances[killed].kill()
@@ -54,12 +56,11 @@ def test_a_killed_instance_is_replaced_while_the_other_goes_on(killed, tmp_path,
     records = Run(tmp_path / "run").records()
     counts = [int(record["topology/instances"]) for record in records]
     assert [key for key, _ in groupby(counts)] == [2, 1, 2]
-    assert outcome(Run(tmp_path / "run")) == outcome_alone(recipe)
+    assert outcome(Run(tmp_path / "run")) == outcome_alone(LONG)
 
 
 def test_an_instance_that_was_only_slow_ends_itself_with_one_sentence(tmp_path, outcome_alone):
-    recipe = [*recipe_of("mnist"), "train.length=3000up"]
-    args = [*recipe, "launch.timeout=4", "--instances", 2, "--out", "run"]
+    args = [*LONG, "launch.timeout=4", "--instances", 2, "--out", "run"]
     with started("train", *args, cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 3)
         slow = launched.instances[1]
@@ -72,7 +73,7 @@ def test_an_instance_that_was_only_slow_ends_itself_with_one_sentence(tmp_path, 
         done = launched.ended()
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("it has ended") == 1
-    assert outcome(Run(tmp_path / "run")) == outcome_alone(recipe)
+    assert outcome(Run(tmp_path / "run")) == outcome_alone(LONG)
 
 
 def test_instances_that_stay_stopped_do_not_keep_a_run_from_ending(tmp_path, weights_alone):
@@ -107,8 +108,7 @@ def test_a_lost_lead_that_is_stopped_is_ended_so_that_it_writes_no_more(tmp_path
 
 
 def test_a_signal_while_an_instance_is_missing_saves_and_the_run_goes_on_later(tmp_path, weights_alone):
-    recipe = [*recipe_of("mnist"), "train.length=1500up"]
-    with started("train", *recipe, "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
+    with started("train", *LONG, "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 3)
         launched.instances[0].kill()
         launched.until(lambda: "1 instance trains from update" in launched.stderr, "the one that is left")
@@ -117,7 +117,7 @@ def test_a_signal_while_an_instance_is_missing_saves_and_the_run_goes_on_later(t
     assert "stopped by SIGTERM" in sentence(done.stderr)
     with started("resume", "run", "--instances", 2, cwd=tmp_path) as launched:
         assert launched.ended().returncode == 0, launched.stderr
-    assert Run(tmp_path / "run").summary()["weights_sha256"] == weights_alone(recipe)
+    assert Run(tmp_path / "run").summary()["weights_sha256"] == weights_alone(LONG)
 
 
 def test_instances_that_hold_a_part_of_the_state_each_restart_from_the_last_checkpoint(tmp_path, weights_alone):

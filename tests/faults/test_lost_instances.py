@@ -56,7 +56,7 @@ def until_turned(launched) -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_instances_change_cores_by_turns_also_after_one_was_replaced(tmp_path, weights_alone):
-    recipe = [*recipe_of("mnist"), "train.length=1500up", "checkpoint.every=1000up"]
+    recipe = [*recipe_of("mnist"), "train.length=1200up", "checkpoint.every=500up", "valid.every=500up"]
     with started("train", *recipe, "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 6)
         until_turned(launched)
