@@ -3,9 +3,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 # constraints-tested.txt: exactly what the tests last passed with
 CONSTRAINTS ?= constraints.txt
+# LOCKED=1: the same, every file compared with its checksum
+LOCKED ?=
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: run test test-fast gpu soak race audit check setup setup-test format clean
+.PHONY: run test test-fast gpu soak race audit lock check setup setup-test format clean
 
 run: setup
 	$(BIN)/podium train neuron/quick
@@ -19,12 +21,12 @@ setup-test: .venv/.installed-test
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
 	@echo "installing Podium and what it needs into .venv (once)"
-	$(PIP) -e .
+	$(if $(LOCKED),./scripts/install-locked $(BIN)/python locked.txt,$(PIP) -e .)
 	@touch $@
 
 .venv/.installed-test: .venv/.installed scripts/test-packages
 	@echo "installing what the tests need into .venv (once)"
-	$(PIP) -e '.[test]'
+	$(if $(LOCKED),./scripts/install-locked $(BIN)/python locked.txt locked-test.txt,$(PIP) -e '.[test]')
 	@./scripts/test-packages
 	@touch $@
 
@@ -59,6 +61,14 @@ race: .venv/.installed-bench
 
 audit: setup-test .venv/audit/bin/pip-audit
 	@./scripts/audit $(BIN)/python .venv/audit/bin/pip-audit
+
+.venv/lock/bin/uv:
+	$(PYTHON) -m venv .venv/lock
+	.venv/lock/bin/python -m pip install -q --disable-pip-version-check uv
+
+# WHEELS: builds of torch that are published apart from the others
+lock: setup-test .venv/lock/bin/uv
+	./scripts/lock $(BIN)/python .venv/lock/bin/uv $(WHEELS)
 
 check: setup-test
 	$(BIN)/ruff check

@@ -160,7 +160,8 @@ def _train(run: Run, training: Training, clock: Clock, stop: StopRequest, groups
     groups = groups or Regrouping(training, clock)
     with ExitStack() as kept:
         while True:
-            observers = Observers(training.recipe.log, run, console.warn, lead=training.placement.is_lead)
+            lead, workload = training.placement.is_lead, training.task.workload
+            observers = Observers(training.recipe.log, run, console.warn, workload, lead)
             try:
                 with observers, Monitoring(run, training, clock) as monitoring:
                     summary = SummaryWriter(run, training, clock, monitoring)

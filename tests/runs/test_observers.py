@@ -156,9 +156,47 @@ def test_fit_takes_objects_and_classes(tmp_path):
     assert mine.seen == [record["train/loss"] for record in Run(run.path).records()] != []
     with pytest.raises(public.UserError, match="int has none of the methods"):
         fit(observers=[3], out=tmp_path / "no")
-    with pytest.raises(public.UserError, match="name the class and its file"):
-        fit(observers=[mine], instances=2, out=tmp_path / "no")
+    with pytest.raises(public.UserError, match="Losses is defined inside of a function"):
+        fit(observers=[mine], instances=2, replicas=2, out=tmp_path / "no")
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.slow
+def test_where_other_processes_train_copies_of_fits_observers_hear_of_it_once(project, monkeypatch):
+    monkeypatch.syspath_prepend(project)
+    from watchers import Counting
+
+    model, x = torch.nn.Linear(2, 1), np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
+
+    def fit(out: str, **options):
+        return public.fit(
+            model, (x, x[:, :1]), loss="mse", length="2ep", log={"report": False}, replicas=2,
+            micro_batch=8, seed=3, out=project / out, **options,
+        )  # fmt: skip
+
+    mine = Counting("heard.txt")
+    run = fit("watched", instances=2, observers=[mine])
+    assert int((run.path / "heard.txt").read_text()) == len(Run(run.path).records()) > 0
+    assert mine.heard == 0
+    assert run.summary["weights_sha256"] == fit("alone").summary["weights_sha256"]
+    # Whoever opens such a run calls nobody.
+    (run.path / "heard.txt").unlink()
+    run.best.load()
+    fit("other")
+    assert not (run.path / "heard.txt").exists()
+
+
+def test_an_observer_that_hangs_is_switched_off_and_the_training_goes_on(project):
+    done = podium_here(
+        "train", "mine.yaml", "log.observers=[watchers.py:Endless,watchers.py:Diary]", "log.observer_timeout=0.3",
+        "--out", "run",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stderr.split())
+    assert text.count("the observer watchers.py:Endless is switched off, and the run goes on: it took more than") == 1
+    assert "log.observer_timeout = 0.3 s" in text
+    assert heard(diary(Run(project / "run")), "end")
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_two_observers_of_one_class_are_told_apart(tmp_path):

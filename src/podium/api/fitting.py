@@ -65,13 +65,15 @@ def fit(
     workers              processes that prepare the samples of a Dataset
     init_from            weights to start from, as `workload.init_from` of a recipe; default: those of the model
     members              functions for `predict`, `inputs`, `param_groups`, `stages` instead of the defaults
-    observers            objects or classes with methods of `podium.Observer`, told what happens in the training
+    observers            objects or classes with methods of `podium.Observer`, told what happens in the training; where
+                         other processes train, a copy of each of them is
     **sections           any other section of a recipe: schedule={"name": "cosine"}, precision="16.32", …
     """
     stop_imported_script()
     check_instances(instances)
-    watching = _watching(observers, instances)
+    watching = _watching(observers)
     objects = _checked(model, train, valid, test, loss, members or {})
+    objects.observers = watching
     folder = Path(out) if out is not None else next_free_folder(Path("runs"), type(model).__name__.lower())
     tree = {
         "workload": {
@@ -120,13 +122,8 @@ def _checked(model: Any, train: Any, valid: Any, test: Any, loss: Any, members: 
     return Given(model, loss, train, valid, test, dict(members))
 
 
-def _watching(observers: Sequence[Any], instances: int) -> list[Any]:
+def _watching(observers: Sequence[Any]) -> list[Any]:
     """Return the observers as objects."""
-    if observers and instances > 1:
-        raise UserError(
-            f"observers: with instances={instances} other processes train: name the class and its file instead, as in "
-            'log={"observers": ["/home/me/watcher.py:Watcher"]}'
-        )
     for observer in observers:
         check_events(observer, f"observers: {observer.__name__ if isclass(observer) else type(observer).__name__}")
     return [observer() if isclass(observer) else observer for observer in observers]

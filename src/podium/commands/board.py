@@ -1,11 +1,15 @@
-"""`podium board`: TensorBoard on runs, with hyper-parameters filled in. It listens on this machine only.
+"""`podium board`: TensorBoard on runs, with hyper-parameters filled in. It listens on this machine only, where other
+users can reach its port: so its address has a random token, without which there is nothing.
 
 It is shown a temporary folder with, for each run, links to the event files of the run and one file of hyper-parameters;
 a run that has written no event files gets its scalars from its records. Nothing is written into run folders.
 """
 
 import math
+import os
+import secrets
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,6 +24,15 @@ from podium.report.reading import RunFacts
 from podium.ui.console import out, say
 
 _HOST = "127.0.0.1"
+_TOKEN_BYTES = 24
+_TOKEN_VARIABLE = "PODIUM_BOARD_TOKEN"
+#: takes the token from its environment: other users can read the words of a command
+_SERVER = f"""
+import os, sys
+from tensorboard.main import run_main
+sys.argv += ["--path_prefix", "/" + os.environ.pop("{_TOKEN_VARIABLE}")]
+run_main()
+"""
 #: keys whose values TensorBoard shows of a run, whether or not they differ
 _ALWAYS = ("optim.name", "optim.lr", "batch.replicas", "batch.micro", "batch.global", "train.length", "seed")
 _MAX_TEXT = 120
@@ -33,10 +46,11 @@ def board(folders: Sequence[Path], port: int) -> None:
     with tempfile.TemporaryDirectory(prefix="podium-board-") as folder:
         prepare(comparison, Path(folder))
         say(f"TensorBoard with {len(comparison.runs)} runs ({title}); Ctrl-C ends it")
-        command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--host", _HOST, "--port", str(port)]
+        command = [sys.executable, "-c", _SERVER, "--logdir", folder, "--host", _HOST, "--port", str(port)]
         # Its data server in a process of its own follows no links, and would be one more thing that listens.
         signal.signal(signal.SIGTERM, _interrupt)
-        process = subprocess.Popen([*command, "--load_fast=false", "--window_title", title])
+        environment = {**os.environ, _TOKEN_VARIABLE: secrets.token_urlsafe(_TOKEN_BYTES)}
+        process = subprocess.Popen([*command, "--load_fast=false", "--window_title", title], env=environment)
         try:
             code = process.wait()
         except KeyboardInterrupt:
@@ -68,7 +82,7 @@ def prepare(comparison: Comparison, folder: Path) -> None:
 
 def _link_events(facts: RunFacts, place: Path) -> None:
     """Link the event files of a run, so that what a running one adds is shown; else write its scalars."""
-    files = sorted(facts.run.tensorboard.glob("events.out.tfevents.*"))
+    files = [file for file in sorted(facts.run.tensorboard.glob("events.out.tfevents.*")) if _is_regular(file)]
     for file in files:
         (place / file.name).symlink_to(file.resolve())
     if not files:
@@ -79,6 +93,14 @@ def _link_events(facts: RunFacts, place: Path) -> None:
             record = {name: float(values[at]) for name, values in facts.columns.items() if math.isfinite(values[at])}
             sink.write({**record, "update": int(facts.columns["update"][at])})
         sink.close()
+
+
+def _is_regular(path: Path) -> bool:
+    """Return whether this is a file, or a link to one: TensorBoard would wait for a pipe, or read a device for ever."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
 
 
 def _write_hyper_parameters(

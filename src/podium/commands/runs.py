@@ -8,7 +8,7 @@ from podium.checkpoints import exporting, huggingface
 from podium.checkpoints import reading as checkpoints
 from podium.checkpoints.writing import write_weights
 from podium.contract import Split
-from podium.data.formats.array_files import read_arrays, write_arrays
+from podium.data.formats.array_files import check_new_arrays, read_arrays, write_arrays
 from podium.errors import UserError
 from podium.optim.averaging import averaged
 from podium.recipe.loading import recipe_with
@@ -131,6 +131,7 @@ def predict(run: Run, which: str, overrides: Iterable[str] = ()) -> None:
 def predict_file(run: Run, which: str, source: Path, target: Path) -> None:
     """Write the model's outputs for the samples of a file, or of a folder of the workload's data, as .npz."""
     recipe = run.recipe()
+    check_new_arrays(target)
     if source.is_dir():
         recipe = recipe_with(recipe, {"workload.data.path": str(source)})
     training, found = restored(run, which, recipe)
@@ -144,6 +145,8 @@ def predict_file(run: Run, which: str, source: Path, target: Path) -> None:
         needed = {name: samples.fields[name] for name in input_fields(workload, samples.fields)}
         batches = array_batches(fitting_inputs(read_arrays(source), needed, source), micro, device)
     outputs = model_outputs(training.state.model, workload.inputs, batches)
+    if not outputs:
+        raise UserError(f"{source} holds no samples")
     write_arrays(target, outputs)
     rows = [[name, str(array.dtype), " × ".join(map(str, array.shape))] for name, array in outputs.items()]
     show_table(Table(str(target), ["output", "type", "shape"], rows))

@@ -6,14 +6,13 @@ Code of a user that a training calls may set any of it; here it is put back.
 import os
 import random
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-from podium.machine.signals import stop_signals
+from podium.machine.signals import can_handle_signals, stop_signals
 
 
 @contextmanager
@@ -33,7 +32,7 @@ def process_state_kept() -> Iterator[None]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
     folder, variables = _working_folder(), dict(os.environ)
-    handlers = {number: signal.getsignal(number) for number in stop_signals()} if _can_handle_signals() else {}
+    handlers = {number: signal.getsignal(number) for number in stop_signals()} if can_handle_signals() else {}
     try:
         yield
     finally:
@@ -70,7 +69,3 @@ def _working_folder() -> str | None:
         return os.getcwd()  # noqa: PTH109 (text, as it goes back to the system as it came)
     except OSError:  # it was removed
         return None
-
-
-def _can_handle_signals() -> bool:
-    return threading.current_thread() is threading.main_thread()

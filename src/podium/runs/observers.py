@@ -11,20 +11,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from podium.contract import Workload
 from podium.errors import Interrupted, UserError
 from podium.machine.process_state import process_state_kept
+from podium.machine.signals import TookTooLong, limited_time
 from podium.recipe.sections.log import LogSection
 from podium.runs.folder import Run
 from podium.ui.user_frames import describe, user_frames
-from podium.workloads.registry import observer_class, short_name
+from podium.workloads.registry import fitted_observers, observer_class, short_name
 
 
 class Observer:
     """What watches a training: a class with any of these four methods, derived from this one or not.
 
     Whatever a method is given is a copy of its own, and what it sets for the whole process (random states, threads, the
-    working folder, …) is put back. One that raises is switched off with a warning, and the training goes on. `run` is
-    the run's folder.
+    working folder, …) is put back. One that raises, or takes too long, is switched off with a warning, and the training
+    goes on. `run` is the run's folder.
     """
 
     def on_record(self, run: Path, record: dict[str, float]) -> None:
@@ -57,13 +59,20 @@ def watched_by(observers: Sequence[Any]) -> Iterator[None]:
 class Observers:
     """All that watch one training. A context manager: on exit they are told that it has ended."""
 
-    def __init__(self, section: LogSection, run: Run, warn: Callable[[str], None], *, lead: bool = True) -> None:
-        """Make an object of every class that `section` names, on instance 0."""
-        self._run, self._warn = run, warn
+    def __init__(
+        self,
+        section: LogSection,
+        run: Run,
+        warn: Callable[[str], None],
+        workload: Workload | None = None,
+        lead: bool = True,
+    ) -> None:
+        """Make an object of every class that `section` names, on instance 0. `workload`: what is trained."""
+        self._run, self._warn, self._limit_s = run, warn, section.observer_timeout
         self._all: dict[str, Any] = {}
         for name in section.observers if lead else ():
             self._add(short_name(name), lambda name=name: observer_class(name)())  # type: ignore[misc]
-        for observer in _given.get() if lead else ():
+        for observer in (*_given.get(), *fitted_observers(workload)) if lead else ():
             self._add(type(observer).__name__, lambda observer=observer: observer)  # type: ignore[misc]
 
     def record(self, record: Mapping[str, float]) -> None:
@@ -93,13 +102,15 @@ class Observers:
     def _guarded(self, name: str) -> Iterator[None]:
         """Keep what an observer does from the training: its errors, and what it sets for the whole process."""
         try:
-            with process_state_kept():
+            with process_state_kept(), limited_time(self._limit_s):
                 yield
         except Interrupted:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, TookTooLong) as error:
             self._all.pop(name, None)
             said = str(error) if isinstance(error, UserError) else f"{describe(error)}{user_frames(error)}"
+            if isinstance(error, TookTooLong):
+                said = f"it took more than log.observer_timeout = {self._limit_s:g} s{user_frames(error)}"
             self._warn(f"the observer {name} is switched off, and the run goes on: {said}")
 
     def __enter__(self) -> Self:

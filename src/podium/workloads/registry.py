@@ -5,7 +5,8 @@ A name that is not in the table leads to a user's code, which importing it runs:
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from podium.recipe.section import Section
@@ -89,3 +90,9 @@ def workload_sections(name: str) -> WorkloadSections:
 
 def _module_of(name: str) -> str:
     return WORKLOADS.get(name) or _HIDDEN[name]
+
+
+def fitted_observers(workload: object) -> Sequence[Any]:
+    """Return the observers that came with a workload of `podium.fit` for this process to call."""
+    fitted: Any = sys.modules.get(_HIDDEN[FITTED])
+    return workload.observers if fitted is not None and isinstance(workload, fitted.Workload) else ()

@@ -28,6 +28,8 @@ class LogSection(Section):
     project: Annotated[str, Field(min_length=1)] = "podium"
     #: classes of the user, `mine.py:Watcher` or `package.module:Watcher`, told what happens (runs/observers.py)
     observers: tuple[str, ...] = ()
+    #: seconds after which an observer that has not come back is switched off
+    observer_timeout: Annotated[float, Field(gt=0, le=86400)] = 60.0
 
     @field_validator("mlflow", "trackio")
     @classmethod

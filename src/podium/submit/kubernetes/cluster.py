@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from podium.errors import UserError
+from podium.errors import UserError, system_reason
 
 Tree = dict[str, Any]
 _TIMEOUT_S = 30
@@ -50,6 +50,10 @@ class Cluster:
                 given = _namespace_of(config.list_kube_config_contexts(file), context)
         except config.ConfigException as error:
             raise UserError(f"no cluster is configured for kubectl here: {_first_line(error)}") from None
+        except Exception as error:  # the client takes what is in the file as it should be
+            file = os.environ.get("KUBECONFIG") or "~/.kube/config"
+            reason = system_reason(error) if isinstance(error, OSError) else "it is not what kubectl writes"
+            raise UserError(f"{file}, the configuration of kubectl, cannot be read: {reason}") from None
         configuration.retries = False
         self.namespace = namespace or given or "default"
         self._api = client.ApiClient(configuration)
@@ -160,7 +164,7 @@ def _message(error: Any) -> str:
 
 def _first_line(error: object) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:500] if lines else type(error).__name__
+    return lines[0][:500].rstrip(". ") if lines else type(error).__name__
 
 
 def _namespace_of(known: tuple[list[Tree], Tree], context: str | None) -> str | None:

@@ -60,11 +60,14 @@ class Given:
     test: Any = None
     #: members of the contract that were given as functions
     members: dict[str, Any] = field(default_factory=dict)
+    #: what is to watch the training, where other processes train
+    observers: list[Any] = field(default_factory=list)
 
     def objects(self, *, data: bool) -> dict[str, Any]:
         """Return everything by name, to be written for other processes; without `data`, what a model needs alone."""
         kept = {"model": self.model, "loss": self.loss, "members": self.members}
-        return kept | ({"train": self.train, "valid": self.valid, "test": self.test} if data else {})
+        more = {"train": self.train, "valid": self.valid, "test": self.test, "observers": self.observers}
+        return kept | (more if data else {})
 
 
 _given: list[Given] = []
@@ -89,6 +92,8 @@ class Workload(Adapted):
     def __init__(self, model: FittedModel, data: FittedData) -> None:
         self._data = data
         self._objects = _given[-1] if _given else _read(model)
+        #: those that this process has to call: where `podium.fit` trains in its own, it calls the given ones itself
+        self.observers = [] if _given else self._objects.observers
         own = _Members(self._objects, data)
         super().__init__(own, "podium.fit")
         self._parts: tuple[NDArray, NDArray] | None = None
