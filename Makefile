@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints.txt
 LOCKED ?=
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: run test test-fast gpu soak race audit lock check setup setup-test format clean
+.PHONY: run test test-fast gpu soak race figures audit lock check setup setup-test format clean
 
 run: setup
 	$(BIN)/podium train neuron/quick
@@ -33,6 +33,7 @@ setup-test: .venv/.installed-test
 .venv/.installed-bench: .venv/.installed
 	@echo "installing what Podium is raced against into .venv (once)"
 	$(PIP) -e '.[bench]'
+	@./scripts/race-packages
 	@touch $@
 
 test: setup-test check
@@ -53,6 +54,9 @@ soak: setup-test
 
 race: .venv/.installed-bench
 	$(BIN)/python -m bench.race
+
+figures: .venv/.installed-bench
+	$(BIN)/python -m bench.figures
 
 .venv/audit/bin/pip-audit:
 	@echo "installing pip-audit into .venv/audit (once)"
