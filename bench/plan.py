@@ -124,6 +124,7 @@ def _graded(recipe: str, count: int, grades: Mapping[str, tuple[tuple[float, flo
 
 ESTIMATE = """
 import sys
+import podium.cli, podium.commands.plan  # as in the process of `podium plan`
 from podium.recipe.loading import load_recipe
 from podium.training.build import build_training
 from podium.training.memory import estimate

@@ -58,7 +58,7 @@ def test_rates_and_who_waits_for_whom(tmp_path):
     ("waits", "sentence"),
     [
         ((0.30, 0.05), "instance 0 waits for instance 1 (on host-1)"),
-        ((0.10, 0.12), "no instance waits for a certain other: 10% to 12%"),
+        ((0.10, 0.12), "no instance holds the others up: each waits 10% to 12%"),
     ],
 )
 def test_two_instances(waits, sentence, tmp_path):

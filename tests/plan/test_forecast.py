@@ -53,6 +53,13 @@ def test_without_a_measurement_of_turns_the_interval_is_wider():
     assert unknown.high / unknown.low > known.high / known.low
 
 
+def test_the_share_of_communication_is_as_uncertain_as_the_times_that_it_is_of():
+    one, two = (forecast(PARTS, on(count, 1), None).communication for count in (1, 2))
+    assert one.listed() == [0, 0, 0]
+    assert two.low < two.value - 0.02
+    assert two.high > two.value + 0.02
+
+
 def test_a_slower_network_and_more_hosts_take_longer():
     seconds = [
         forecast(PARTS, on(count, count), network).update_s.value

@@ -197,6 +197,7 @@ def test_the_page_in_a_browser(width, dark, pages, open_page, tmp_path):
     assert "Podium" in operators
     assert page.locator("#instances tr").count() == 2
     assert page.locator("#memory polygon").count() == 6
+    assert page.locator("#roofline h3").inner_text() == "GFLOP/s"
     assert page.locator("#roofline canvas").count() >= 1
     bars = page.locator("#timeline rect").count()
     page.locator("#timeline").focus()

@@ -133,6 +133,21 @@ def test_two_keys_parallel_coordinates_and_scaling_are_shown(many, open_page):
     assert "not reached" in page.locator("#solution").inner_text()
 
 
+@pytest.mark.parametrize("width", [400, 1400])
+def test_labels_of_parallel_coordinates_are_whole_and_do_not_lie_on_each_other(many, open_page, width):
+    page = open_page(many, width=width)
+    assert page.evaluate(
+        """(() => {
+          const outside = document.querySelector('#parallel svg').getBoundingClientRect();
+          const boxes = [...document.querySelectorAll('#parallel text')].map((one) => one.getBoundingClientRect());
+          const within = (box) => box.left >= outside.left - 1 && box.right <= outside.right + 1;
+          const beside = (a, b) => a.right <= b.left || a.bottom <= b.top + 2;
+          const apart = (a, b) => beside(a, b) || beside(b, a);
+          return boxes.length > 6 && boxes.every((a, i) => within(a) && boxes.slice(i + 1).every((b) => apart(a, b)));
+        })()"""
+    )
+
+
 def test_names_and_values_that_look_like_code_are_shown_as_text(many, one, open_page):
     for path in (many, one):
         page = open_page(path)

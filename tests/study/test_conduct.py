@@ -1,8 +1,13 @@
 """A study from its start to its end, with runs that take no time: nobody's speed matters, crashes are told."""
 
+import itertools
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from podium.errors import UserError
+from podium.study.folder import StudyFolder
 from tests.support.studies import PretendedRuns, conducted, read_records
 
 GRID = {"values": {"optim.lr": [1e-3, 2e-3, 4e-3], "batch.replicas": [1, 2]}}
@@ -99,6 +104,20 @@ def test_a_mistake_in_the_first_run_ends_the_study(tmp_path):
 def test_a_metric_that_is_not_recorded_is_told_with_those_that_are(tmp_path):
     with pytest.raises(UserError, match=r"valid/mse is not recorded by these runs: choose one of valid/loss"):
         conducted(tmp_path / "study", PretendedRuns(1), metric="valid/mse", mode="min", **GRID)
+
+
+def test_the_time_of_a_study_is_kept_whenever_a_run_has_ended_as_a_kill_may_follow(tmp_path, monkeypatch):
+    clock = itertools.count(time.monotonic() + 60, 0.05)
+    monkeypatch.setattr("podium.study.conduct.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    folder, kept = StudyFolder(tmp_path / "study"), []
+
+    class Watching(PretendedRuns):
+        def start(self, number, words, log):
+            kept.append(folder.facts().seconds)
+            super().start(number, words, log)
+
+    conducted(folder.path, Watching(1), **GRID)
+    assert kept[0] == 0 < kept[1] < kept[2] < 15
 
 
 def test_a_finished_study_takes_more_values_and_seeds_and_keeps_what_it_has(tmp_path):

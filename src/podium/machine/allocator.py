@@ -35,6 +35,12 @@ def give_back_memory() -> bool:
     return _set({_TRIM_THRESHOLD: _GIVEN_BACK_BYTES, _MMAP_THRESHOLD: _GIVEN_BACK_BYTES})
 
 
+def return_free_memory() -> None:
+    """Give the system what is free now, so that what a process holds is what it uses; later requests take it again."""
+    with suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _set(settings: dict[int, int]) -> bool:
     with suppress(OSError, AttributeError):  # not glibc
         mallopt = ctypes.CDLL(None).mallopt

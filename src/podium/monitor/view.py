@@ -161,7 +161,9 @@ def who_waits(rows: Sequence[InstanceRow]) -> str:
                 f"in instance {most.index}, {slowest.waits:.0%} in instance {slowest.index}"
             )
         else:
-            said.append(f"no instance waits for a certain other: {slowest.waits:.0%} to {most.waits:.0%} of the time")
+            said.append(
+                f"no instance holds the others up: each waits {slowest.waits:.0%} to {most.waits:.0%} of the time"
+            )
     hungry = max(rows, key=lambda row: row.input_wait, default=None)
     if hungry is not None and hungry.input_wait > _ALIKE:
         said.append(f"instance {hungry.index} waits for its input {hungry.input_wait:.0%} of the time")

@@ -123,7 +123,6 @@ def forecast(parts: Components, shape: Shape, network: Network | None, seed: int
     alone = parts.times[1]
     # Alone, an instance would have a core for each of its threads; passes that share cores do not wait for others.
     shared = max(1.0, shape.per_host * parts.threads / parts.num_cores)
-    alone_s = alone.seconds(shape.num_passes) * shared * speed
     total_s, rate = None, shape.global_batch / update_s
     if shape.total_updates:
         sharing = min(shape.num_instances, max(1, parts.num_valid_samples))
@@ -132,6 +131,10 @@ def forecast(parts: Components, shape: Shape, network: Network | None, seed: int
         warm_up_s = parts.warm_up_s * shared
         total_s = update_s * shape.total_updates + valid_s + others + warm_up_s
         rate = shape.global_batch / (update_s + warm_up_s / shape.total_updates)
+    memory = _memory(parts, shape, rng)
+    # Visits of one instance and of several differed, too, and not in the same way.
+    alone_speed = np.exp(rng.standard_normal(_DRAWS) * max(_MIN_SPREAD, alone.spread))
+    alone_s = alone.seconds(shape.num_passes) * shared * (speed if shape.num_instances == 1 else alone_speed)
     return Forecast(
         shape,
         Interval.of(update_s),
@@ -139,7 +142,7 @@ def forecast(parts: Components, shape: Shape, network: Network | None, seed: int
         None if total_s is None else Interval.of(total_s),
         None if total_s is None else Interval.of(total_s * shape.num_instances / 3600),
         Interval.of(np.clip(1 - alone_s / update_s, 0.0, 1.0)),
-        _memory(parts, shape, rng),
+        memory,
     )
 
 

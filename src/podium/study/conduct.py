@@ -104,11 +104,12 @@ class Conductor:
                     break
                 if task.number not in self._active:
                     self._start(task)
-            for number, code in self._executor.wait().items():
+            ended = self._executor.wait()
+            for number, code in ended.items():
                 self._take_in(number, code)
             self._look_at_metrics()
             self._refresh()
-            self._keep_time()
+            self._keep_time(at_once=bool(ended))
 
     # --- what is to be done -------------------------------------------------------------------------------------------
 
@@ -355,8 +356,8 @@ class Conductor:
     def _out_of_time(self) -> bool:
         return self._study.budget.time is not None and self._seconds() >= self._study.budget.time
 
-    def _keep_time(self) -> None:
-        if time.monotonic() >= self._facts_at + _WRITE_FACTS_EVERY_S:
+    def _keep_time(self, *, at_once: bool) -> None:
+        if at_once or time.monotonic() >= self._facts_at + _WRITE_FACTS_EVERY_S:
             self._facts_at = time.monotonic()
             self._folder.write_facts(seconds=round(self._seconds(), 1))
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from podium.engine.parallelism import FullySharded, Pipelined
 from podium.errors import UserError
 from podium.layers.norm import inside
+from podium.machine.allocator import return_free_memory
 from podium.machine.heap import Heap
 from podium.machine.memory import host_bytes, peak_bytes, reset_peak, resident_bytes
 from podium.optim.state_tensors import state_tensors
@@ -32,8 +33,11 @@ _GB = 1e9
 _FEW = 2
 #: of the available memory, what a later one may take
 _TRIAL_SHARE = 0.25
-#: what drawing the report takes: matplotlib's libraries, and figures for which memory of the passes is used again
-_REPORT_LIBRARIES_BYTES, _REPORT_FIGURES_BYTES = 70 << 20, 50 << 20
+#: passes after which those that follow take hardly more: blocks that are free have come to fit
+_SETTLED = 2
+#: what drawing the report takes: matplotlib's libraries and what stays of figures (38 to 83 MB when last looked at),
+#: and figures for which memory of the passes is used again
+_REPORT_LIBRARIES_BYTES, _REPORT_FIGURES_BYTES = 55 << 20, 50 << 20
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,8 @@ def estimate(training: Training, enough: int = 0) -> Estimate | None:
             train = _requests(training, micro_batch, most)
             valid = _requests(training, valid_micro, most, train=False)
             passes, taken = _replayed(training, train, valid)
-            rest = taken - passes
+            rest = taken - passes + _unseen(training, micro_batch, most)
+    return_free_memory()
     reset_peak()
     return Estimate(resident_bytes(), passes, rest + _report(training, passes))
 
@@ -129,6 +134,18 @@ def _affordable(training: Training, sample_bytes: int) -> int:
     _, available = host_bytes()
     share = _TRIAL_SHARE * available / len(training.placement.instances.neighbours)
     return max(_FEW, int(share / max(1, sample_bytes)))
+
+
+def _unseen(training: Training, num_samples: int, most: int) -> int:
+    """Return what passes take beside what torch's allocator is asked for, such as libraries' own buffers.
+
+    It is not extended beyond the samples that were tried: a small error of the measurement would become a large one.
+    """
+    tried = min(num_samples, most)
+    heap, requests = Heap(), recorded(lambda: _pass(training, tried))
+    for _ in range(_SETTLED):
+        heap.replay(requests)
+    return max(0, _trial(training, tried, times=_SETTLED) - heap.most)
 
 
 def _requests(training: Training, num_samples: int, most: int, *, train: bool = True) -> list[int]:
@@ -221,11 +238,13 @@ def _valid_micro(training: Training) -> int:
     return min(section.micro, num_samples, section.max_samples or num_samples)
 
 
-def _trial(training: Training, num_samples: int) -> int:
+def _trial(training: Training, num_samples: int, times: int = 1) -> int:
     """Return the most that passes of `num_samples` take beyond what is in use before."""
+    return_free_memory()
     reset_peak()
     before = resident_bytes()
-    _pass(training, num_samples)
+    for _ in range(times):
+        _pass(training, num_samples)
     return max(0, peak_bytes() - before)
 
 

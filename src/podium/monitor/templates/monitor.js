@@ -35,7 +35,7 @@
       if (plots.has(title)) { plots.get(title).set({ lines: drawn }); continue; }
       const place = element("div");
       at("curves").append(place);
-      plots.set(title, new Podium.Plot(place, { title, lines: drawn, x: { label: "update" }, y: {} }));
+      plots.set(title, new Podium.Plot(place, { title, lines: drawn, x: { label: "update" }, y: { zero: /, [%W]$/.test(title) } }));
     }
     if (!plots.size) text("curves", "no records yet");
   }

@@ -56,7 +56,7 @@
   }
   const tops = {};
   let height = 20;
-  for (const [lane] of LANES) { tops[lane] = height + 4; height += rows[lane] * ROW + 14; }
+  for (const [lane] of LANES) { tops[lane] = height + 16; height += rows[lane] * ROW + 20; }
   const hashed = (text) => { let sum = 0; for (const char of text.replace(" (backward)", "")) sum = (sum * 31 + char.codePointAt(0)) >>> 0; return sum; };
   function drawTimeline() {
     const parent = at("timeline"), width = Math.max(280, parent.clientWidth), x = (time) => ((time - view[0]) / (view[1] - view[0])) * width;
@@ -77,7 +77,7 @@
         picture.append(svg("text", { x: left + 4, y: y + 13.5, class: "label" }, text));
       }
     }
-    for (const [lane, name] of LANES) picture.append(svg("text", { x: 0, y: tops[lane] + rows[lane] * ROW + 8 }, name));
+    for (const [lane, name] of LANES) picture.append(svg("text", { x: 0, y: tops[lane] - 5 }, name));
     parent.replaceChildren(picture);
   }
   const zoom = (low, high) => {
@@ -119,7 +119,7 @@
     const roof = { name: "the machine's roof", x: [low, ridge, high], y: [low * bandwidth / 1e9, peak / 1e9, peak / 1e9], colour: "--c7", dash: [5, 4] };
     const dots = layers.map((row) => ({ name: row.name, points: true, colour: row.kernel ? "--c2" : "--c0", x: [row.intensity], y: [row.rate / 1e9],
       text: () => `${row.name}: ${number(row.rate / 1e9)} GFLOP/s, ${percent(row.rate / row.roof)} of the roof there, ${number(row.ms)} ms` }));
-    new Plot(at("roofline"), { height: 300, keys: false, lines: [roof, ...dots], x: { label: "FLOPs per byte", log: true }, y: { label: "GFLOP/s", log: true } });
+    new Plot(at("roofline"), { title: "GFLOP/s", height: 300, keys: false, lines: [roof, ...dots], x: { label: "FLOPs per byte", log: true }, y: { label: "GFLOP/s", log: true } });
     at("roofkeys").replaceChildren(...[["the machine's roof", "--c7"], ["layers", "--c0"], ["layers with a kernel of Podium", "--c2"]].map(([name, colour]) =>
       element("span", {}, element("i", { style: { background: `var(${colour})` } }), name)));
     const worst = layers.reduce((a, b) => (b.ms * Math.max(0, 1 - b.rate / b.roof) > a.ms * Math.max(0, 1 - a.rate / a.roof) ? b : a));

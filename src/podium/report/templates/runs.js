@@ -203,6 +203,16 @@ if (!single) (() => {
     return { at, ticks: distinct.length <= 6 ? distinct : [0, 0.25, 0.5, 0.75, 1].map(back) };
   }
 
+  // Leaves out labels that would lie on their neighbours; the first and the last one stay.
+  function apart(ticks, place) {
+    const last = ticks[ticks.length - 1], kept = [];
+    for (const tick of ticks) {
+      const near = (other) => other !== undefined && other !== tick && Math.abs(place(other) - place(tick)) < 12;
+      if (tick === last || !(near(kept[kept.length - 1]) || near(last))) kept.push(tick);
+    }
+    return kept;
+  }
+
   function parallel() {
     const place = byId("parallel"), section = byId("parallel-section");
     const keys = report.keys.map((key, index) => ({ name: short[index], of: (run) => run.values[index] }))
@@ -211,27 +221,30 @@ if (!single) (() => {
     if (section.hidden) return;
     const runs = shown.runs.filter((run) => run.best != null).slice(0, MOST_PARALLEL).reverse();
     const axes = [...keys, { name: `best ${report.metric}`, of: (run) => run.best, result: true }];
-    const width = Math.max(place.clientWidth || 600, 300), height = 300, top = 40, bottom = 14, side = width < 500 ? 34 : 70;
-    const step = (width - 2 * side) / Math.max(1, axes.length - 1);
+    const width = Math.max(place.clientWidth || 600, 300), height = 300, top = 40, bottom = 14, side = width < 500 ? 48 : 70;
+    const step = (width - 2 * side) / (axes.length - 1), down = height - top - bottom;
     for (const axis of axes) axis.scale = scaleOf(runs.map(axis.of));
-    const x = (index) => side + index * step, y = (axis, run) => height - bottom - axis.scale.at(axis.of(run)) * (height - top - bottom);
+    const x = (index) => side + index * step, y = (axis, value) => height - bottom - axis.scale.at(value) * down;
     const ranked = runs.slice().sort((a, b) => (report.less ? a.best - b.best : b.best - a.best));
     const share = new Map(ranked.map((run, index) => [run, index / Math.max(1, ranked.length - 1)]));
     const said = (run) => `${run.name}: ${axes.map((axis) => `${axis.name} ${typeof axis.of(run) === "number" ? number(axis.of(run)) : axis.of(run)}`).join(", ")}`;
     const lines = runs.map((run) => {
-      const path = axes.map((axis, index) => `${index ? "L" : "M"}${x(index).toFixed(1)} ${y(axis, run).toFixed(1)}`).join("");
+      const path = axes.map((axis, index) => `${index ? "L" : "M"}${x(index).toFixed(1)} ${y(axis, axis.of(run)).toFixed(1)}`).join("");
       const line = svg("path", { d: path, fill: "none", stroke: blend(share.get(run)), "stroke-width": 1.4, "stroke-opacity": runs.length > 60 ? 0.45 : 0.8 });
       line.addEventListener("pointerenter", () => { line.setAttribute("stroke-width", 3.5); line.setAttribute("stroke-opacity", 1); byId("parallel-text").textContent = said(run); });
       line.addEventListener("pointerleave", () => { line.setAttribute("stroke-width", 1.4); line.setAttribute("stroke-opacity", runs.length > 60 ? 0.45 : 0.8); });
       return line;
     });
-    const limit = Math.max(5, Math.floor(step / 6.6));
-    const cut = (words) => (words.length > limit ? `${words.slice(0, limit - 1)}…` : words);
-    const drawn = axes.map((axis, index) => svg("g", {},
-      svg("line", { x1: x(index), x2: x(index), y1: top, y2: height - bottom, stroke: "var(--muted)" }),
-      svg("text", { x: x(index), y: index % 2 && step < 90 ? 13 : 26, "text-anchor": "middle", "font-size": 12, "font-weight": 600, fill: "var(--ink)" }, cut(axis.name)),
-      ...axis.scale.ticks.map((value) => svg("text", { x: x(index) + 5, y: height - bottom - axis.scale.at(value) * (height - top - bottom) + 4, "font-size": 11, fill: "var(--muted)", stroke: "var(--paper)", "stroke-width": 3, "paint-order": "stroke" },
-        cut(typeof value === "number" ? number(value) : String(value))))));
+    const cut = (words, room) => (words.length * 6.6 > room ? `${words.slice(0, Math.max(4, Math.floor(room / 6.6) - 1))}…` : words);
+    const drawn = axes.map((axis, index) => {
+      const name = cut(axis.name, step), half = 3.8 * name.length;
+      const outer = !index || index === axes.length - 1; // labels of the first and the last axis stand beside the lines
+      return svg("g", {},
+        svg("line", { x1: x(index), x2: x(index), y1: top, y2: height - bottom, stroke: "var(--muted)" }),
+        svg("text", { x: Math.min(Math.max(x(index), half), width - half), y: index % 2 && step < 90 ? 13 : 26, "text-anchor": "middle", "font-size": 12, "font-weight": 600, fill: "var(--ink)" }, name),
+        ...apart(axis.scale.ticks, (value) => y(axis, value)).map((value) => svg("text", { x: x(index) + (index ? 5 : -5), y: y(axis, value) + 4, "text-anchor": index ? "start" : "end", "font-size": 11, fill: "var(--muted)", stroke: "var(--paper)", "stroke-width": 3, "paint-order": "stroke" },
+          cut(typeof value === "number" ? number(value) : String(value), outer ? side - 5 : step))));
+    });
     const text = `Parallel coordinates of ${runs.length} runs; the best: ${ranked.length ? said(ranked[0]) : "none"}`;
     place.replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": text }, ...lines, ...drawn));
     byId("parallel-text").textContent = ranked.length ? `Every line is a run; blue is best. The best: ${said(ranked[0])}` : "No run has a result.";
