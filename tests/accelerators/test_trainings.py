@@ -121,3 +121,11 @@ def test_messages_are_batches_beside_the_passes_in_one_order(name, together):
         assert [what for what, *_ in of_one] == ["begin", "recv", "send", "end"] * len(sent[0])
         assert {other for what, other, *_ in of_one if what in ("send", "recv")} == {1 - index}
         assert all(stream != 0 for *_, stream in of_one), "in line with the passes"
+
+
+def test_rows_that_nobody_looks_at_are_left_out_on_a_device_too(tmp_path):
+    """Which is a saving of no layout; the bits show that it is in use."""
+    recipe = [word for word in ALONE["bert/32.32"] if not word.startswith("engine.kernels")]
+    found = pretend.trained(tmp_path, {"all": recipe, "off": [*recipe, "engine.kernels=off"],
+                                       "rows": [*recipe, "engine.kernels=[few_rows]"]}, 1)  # fmt: skip
+    assert found["rows"]["weights"] == found["all"]["weights"] != found["off"]["weights"]

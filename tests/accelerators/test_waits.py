@@ -26,9 +26,16 @@ def recipes(updates):
     return found | {"mnist/loss_scale=auto": [*found["mnist"], *scaled]}
 
 
-@pytest.fixture(scope="module")
-def waits(tmp_path_factory):
-    few, more = (pretend.trained(tmp_path_factory.mktemp("waits"), recipes(updates), 1, 1) for updates in (_FEW, _MORE))
+def of_two(updates):
+    """The same of two instances: whole replicas, stages, statistics shared between instances."""
+    eight_replicas = ["batch.replicas=8", "batch.micro=2"]
+    found = {name: [*recipes(updates)[name], *eight_replicas] for name in ("mnist", "neuron", "gpt2", "cnn")}
+    found["cnn"] += ["workload.model.norm.span=8"]
+    return found | {"gpt2/stages": [*found["gpt2"], "parallel.stages=2", "optim.clip_norm=null"]}
+
+
+def more_of(few, more):
+    """Return by training and place how often the longer one has waited more."""
     return {
         name: {
             place: number - few[name]["waits"].get(place, 0)
@@ -39,11 +46,26 @@ def waits(tmp_path_factory):
     }
 
 
+@pytest.fixture(scope="module")
+def waits_of_two(tmp_path_factory):
+    return more_of(*(pretend.trained(tmp_path_factory.mktemp("two"), of_two(num), 2) for num in (_FEW, _MORE)))
+
+
+@pytest.fixture(scope="module")
+def waits(tmp_path_factory):
+    return more_of(*(pretend.trained(tmp_path_factory.mktemp("one"), recipes(num), 1, 1) for num in (_FEW, _MORE)))
+
+
 @pytest.mark.parametrize("name", recipes(1))
 def test_an_update_does_not_wait_for_the_device(name, waits):
     """Beginning and end of both trainings are alike, so what one has more of are the waits of its further updates."""
     allowed = ALLOWED | ALLOWED_OF.get(name.partition("/")[2], {})
     assert set(waits[name]) <= set(allowed), waits[name]
+
+
+@pytest.mark.parametrize("name", of_two(1))
+def test_an_update_of_two_instances_does_not_wait_for_the_device(name, waits_of_two):
+    assert set(waits_of_two[name]) <= set(ALLOWED), waits_of_two[name]
 
 
 def test_waits_are_counted(waits):

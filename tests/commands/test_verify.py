@@ -10,6 +10,7 @@ import torch
 
 from podium.runs.folder import Run
 from podium.training import validation
+from tests.support.own import write_own
 from tests.support.processes import assert_user_error, podium_here, run_files
 from tests.support.recipes import TINY
 
@@ -127,6 +128,7 @@ def test_a_loss_that_was_changed_is_found(trained, tmp_path):
     assert done.returncode == 1
     assert "the record of update 15 is the first that differs" in done.stdout
     assert "train/loss 0.25 and" in done.stdout
+    assert "the checkpoints of update 16 are equal to the bit: records differ, but not the weights" in done.stdout
 
 
 def test_a_checkpoint_that_contradicts_its_record_is_found_without_training(trained, tmp_path):
@@ -197,3 +199,27 @@ def test_a_stretch_is_equal_on_any_number_of_instances(trained, podium):
     assert "3 records are equal, to update 16: weights, losses and metrics, to the bit, made again on 3 instances" in (
         done.stdout
     )
+
+
+def test_runs_with_records_of_other_updates_are_compared_where_both_have_one(trained, tmp_path):
+    other = tmp_path / "other"
+    assert podium_here("train", *RECIPE, "engine.updates_per_call=4", "--out", other).returncode == 0
+    done = podium_here("compare", "--bits", trained, other)
+    assert done.returncode == 0, done.stdout  # links, and means since the last record, are those of other updates
+    assert done.stdout.startswith("4 records of the same updates are equal, the last of update 20")
+
+
+def test_a_workload_of_ones_own_is_verified_and_its_observers_are_left_out(tmp_path):
+    recipe = write_own(tmp_path)
+    (tmp_path / "watch.py").write_text(
+        "from pathlib import Path\n\n\nclass Watch:\n    def on_record(self, run, record):\n"
+        f"        with Path({str(tmp_path / 'seen')!r}).open('a') as file:\n            file.write(f'{{run}}\\n')\n"
+    )
+    words = [f"log.observers=[{tmp_path / 'watch.py'}:Watch]", "train.length=8up"]
+    assert podium_here("train", recipe, *words, "--out", tmp_path / "run").returncode == 0
+    seen = (tmp_path / "seen").read_text()
+    assert seen
+    done = podium_here("verify", tmp_path / "run", "--updates", "4:8")
+    assert done.returncode == 0, done.stderr
+    assert "1 record is equal, to update 8" in done.stdout
+    assert (tmp_path / "seen").read_text() == seen

@@ -1,5 +1,9 @@
 """Audits: gradients computed a second time are those of the first, and one bit that is not is found and named."""
 
+import gc
+import weakref
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +12,7 @@ from hypothesis import strategies as st
 
 from podium.distributed.digest import weights_sha256
 from podium.distributed.instances import Instances
-from podium.engine.audit import assignment, audited
+from podium.engine.audit import Audits, assignment, audited
 from podium.errors import TrainingFailed, UserError
 from podium.recipe.loading import load_recipe
 from podium.replica_tree import deal
@@ -231,6 +235,24 @@ def test_a_training_ends_with_3_and_keeps_the_checkpoints_before(podium, tmp_pat
     saved = sorted(int(path.name[-8:]) for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert saved == [4, 8]
     assert 8 < int(told.partition("the audit of update ")[2].split()[0]) < 12
+
+
+def test_parameters_keep_no_audits_of_an_engine_that_is_gone():
+    training = build_training(load_recipe(MNIST[0], [*MNIST[1:], "engine.audit=1"]), fresh=True)
+    made: list[weakref.ref] = []
+
+    def remembered(*args: object) -> Audits:
+        audits = Audits(*args)  # type: ignore[arg-type]
+        made.append(weakref.ref(audits))
+        return audits
+
+    with mock.patch("podium.engine.update.Audits", remembered):
+        engine = build_engine(training)
+    assert made[0]() is not None
+    del engine
+    gc.collect()
+    assert made[0]() is None
+    assert list(training.state.model.parameters())
 
 
 def test_a_summary_tells_how_many_updates_were_audited(tmp_path):

@@ -182,6 +182,7 @@ def test_a_study_becomes_an_array_whose_ended_runs_are_taken_in(tmp_path, monkey
     begin_study(request, tmp_path / "sweep")
     files = run_files(tmp_path / "sweep")
     assert {"recipes/0000.yaml", "recipes/0001.yaml", "job/0000", "job/0001", "study.yaml"} <= set(files)
+    assert (tmp_path / "sweep" / "table.csv").read_text().count(",waiting,") == 2
 
     run = tmp_path / "sweep" / "runs" / "0001"
     run.mkdir(parents=True)

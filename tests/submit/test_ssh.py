@@ -44,7 +44,7 @@ def test_hosts_that_do_not_fit_are_named_with_what_differs():
         return check_hosts(recipe, parts, {"a": mine | {"free_cores": 2, "cores": 2}, "me@b": mine | changes}, 5.0)
 
     assert "a: 2 of 2 cores are free" in checked()[0]
-    assert "warning: of 8 cores of me@b 1 are free, for 2 instances" in checked(free_cores=1.0, cores=8)
+    assert "warning: me@b has 1 free cores of 8, for 2 instances" in checked(free_cores=1.0, cores=8)
     for changes, sentence in (
         ({"podium": "0.0"}, "me@b: Podium differs: 0.0 there"),
         ({"torch": "1.0"}, "me@b: torch differs"),
@@ -157,7 +157,7 @@ def test_hosts_of_a_study_take_its_runs_one_after_the_other_until_none_is_left(d
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"nobody-may-read" in path.read_bytes()]
 
     # What is cancelled saves on all hosts, and is continued by one command.
-    write_study(tmp_path, "train.length=400up")
+    write_study(tmp_path, "train.length=300up")
     again = submitted("again")
     runs = [Run(again / "runs" / f"{number:04d}") for number in (0, 1)]
     until(lambda: all(num_records(run) > 2 for run in runs), "records of both hosts")
@@ -167,6 +167,8 @@ def test_hosts_of_a_study_take_its_runs_one_after_the_other_until_none_is_left(d
     for host in HOSTS:
         until(lambda: (again / "job" / f"exit-code-{host}").exists(), "its exit code")  # noqa: B023
         assert (again / "job" / f"exit-code-{host}").read_text() == "75"
+    assert here("study", "again")[0] == 0
+    assert states_of(again) == ["finished"] * 4
 
 
 def test_hosts_of_a_study_that_do_not_share_its_folder_are_told_and_nothing_is_left(tmp_path, monkeypatch):

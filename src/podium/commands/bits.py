@@ -65,7 +65,7 @@ def first_difference(ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[
     Only updates of which both have a record are compared, and of these the fields that equal trainings share.
     """
     known, equal = {record["update"]: record for record in theirs}, list[int]()
-    alike = _same_places(ours, theirs)  # else their chains have other links, which say nothing
+    alike = _same_places(ours, theirs)
     for record in ours:
         other = known.get(record["update"])
         if other is None:
@@ -73,7 +73,7 @@ def first_difference(ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[
         fields = {
             name: (record.get(name), other.get(name))
             for name in sorted({*record, *other})
-            if _is_shared(name, record, other, chains=alike) and record.get(name) != other.get(name)
+            if _is_shared(name, record, other, alike=alike) and record.get(name) != other.get(name)
         }
         if fields:
             return RecordDifference(record["update"], fields, equal[-1] if equal else None), equal
@@ -93,17 +93,20 @@ def _same_places(ours: Sequence[Record], theirs: Sequence[Record]) -> bool:
     return inside[0] == inside[1]
 
 
-def _is_shared(name: str, one: Record, other: Record, *, chains: bool) -> bool:
+def _is_shared(name: str, one: Record, other: Record, *, alike: bool) -> bool:
+    """Return whether equal trainings have the same value of a field. Unless their records are `alike`, of the same
+    updates, links and means since the last record say nothing."""
     if name in (WEIGHTS, LINK):  # records of earlier versions have none
-        return name in one and name in other and (chains or name == WEIGHTS)
-    return name.startswith(_SAME) and name not in _OWN
+        return name in one and name in other and (alike or name == WEIGHTS)
+    return name.startswith(_SAME if alike else "valid/") and name not in _OWN
 
 
 def different_tensors(one: Checkpoint, other: Checkpoint) -> list[TensorDifference]:
     """Return the tensors that differ between two checkpoints: weights and buffers, then averages, then the optimiser's
     state."""
     found = []
-    for prefix, kind in (("", "weights"), ("average: ", "average"), ("optimiser: ", "optimiser")):
+    # Names of the optimiser's state are those of a slot and a parameter: exp_avg/0.weight.
+    for prefix, kind in (("", "weights"), ("average/", "average"), ("", "optimiser")):
         ours, theirs = getattr(one, kind), getattr(other, kind)
         for name in sorted({*ours, *theirs}):
             if name not in ours or name not in theirs:

@@ -260,12 +260,17 @@ def _tell_difference(run: Run, again: Run, difference: RecordDifference, on: str
         f"the record of update {difference.update} is the first that differs{until}: {difference.sentence()} "
         f"(the run's, and when made again {on})"
     )
+    equal: list[int] = []
     for theirs, ours in shared_checkpoints(run, again, difference.update):
         if different := different_tensors(theirs, ours):
             show_table(tensor_table(theirs.update, different))
             break
+        equal.append(theirs.update)
     else:
-        _tell(f"in which tensors is not known: {run.path} keeps no checkpoint from there on that was made again")
+        if equal:
+            _tell(f"the checkpoints of update {equal[-1]} are equal to the bit: records differ, but not the weights")
+        else:
+            _tell(f"in which tensors is not known: {run.path} keeps no checkpoint from there on that was made again")
     recorded = run.environment()
     now = {
         "torch": torch.__version__,

@@ -9,6 +9,7 @@ is no audit (`check_audit`).
 """
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -97,8 +98,12 @@ class Audits:
         self._watches: Callable[[], bool] = lambda: False
         self._first: dict[int, str] = {}
         self._start: list[Tensor] = []
-        for index, param in enumerate(self._params):
-            param.register_post_accumulate_grad_hook(self._hook(index))
+        method = weakref.WeakMethod(self._on_gradient)
+        handles = [
+            param.register_post_accumulate_grad_hook(_weak_hook(method, place))
+            for place, param in enumerate(self._params)
+        ]
+        weakref.finalize(self, _remove, handles)  # another engine may follow, with the same parameters
 
     def begin(self, update: int, replicas: LocalReplicas) -> bool:
         """Prepare for an update that the other instances begin, too; return whether it is audited."""
@@ -159,12 +164,10 @@ class Audits:
                 foreach.copy_(self._buffers, now)
             self._start = []
 
-    def _hook(self, place: int) -> Callable[[Tensor], None]:
-        def on_gradient(param: Tensor) -> None:
-            if self._watches() and param.grad is not None:
-                self._first[place] = tensor_xxh3(param.grad)
-
-        return on_gradient
+    def _on_gradient(self, place: int) -> None:
+        grad = self._params[place].grad
+        if self._watches() and grad is not None:
+            self._first[place] = tensor_xxh3(grad)
 
     def _row(self, digests: Mapping[int, str]) -> Tensor:
         none = "00" * _DIGEST_BYTES
@@ -197,3 +200,17 @@ class Audits:
         known = len(odd) == 1 and held.count(usual) > len(held) // 2
         whose = f"that of {place(odd[0])}" if known else "that of one of them"
         return f"{what}: {who}; their weights differ in {apart[0]}, so memory has failed, {whose}; {end}"
+
+
+def _weak_hook(method: weakref.WeakMethod, place: int) -> Callable[[Tensor], None]:
+    def hook(_: Tensor) -> None:
+        on_gradient = method()
+        if on_gradient is not None:
+            on_gradient(place)
+
+    return hook
+
+
+def _remove(handles: list) -> None:
+    for handle in handles:
+        handle.remove()

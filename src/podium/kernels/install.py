@@ -37,11 +37,18 @@ def apply_layout(model: nn.Module, layout: Layout, blocks: Sequence[nn.Module] =
         return
     keep_apart(blocks)
     kernels = [kernel for name in _OF_MODULES if (kernel := registry.find(name)) is not None]
-    few_rows = registry.find("few_rows") is not None
+    leave_out_rows(model)
     for module in model.modules():
-        if isinstance(module, FewRows):
-            module.only_needed = few_rows
         convolutions.install(module)
         fusing.install(module)
         for kernel in kernels:
             kernel.install(module)
+
+
+def leave_out_rows(model: nn.Module) -> None:
+    """Let layers compute only the rows that somebody looks at, if that is among what is in use: a saving on any device,
+    whatever the layout."""
+    few_rows = registry.find("few_rows") is not None
+    for module in model.modules():
+        if isinstance(module, FewRows):
+            module.only_needed = few_rows

@@ -96,4 +96,6 @@ def begin_elements(study: StudySection, path: Path) -> None:
     with once_free(folder):
         if not folder.recipe_file(last).is_file():
             folder.write_definition(study, base, ["podium", *sys.argv[1:]])
-            conductor(folder).choose_all()
+            whole = conductor(folder)
+            whole.choose_all()
+            whole.collect()  # a table in which all of them wait

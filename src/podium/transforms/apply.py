@@ -17,7 +17,7 @@ from torch import nn
 
 from podium.errors import UserError
 from podium.kernels import registry
-from podium.kernels.install import Layout, apply_layout
+from podium.kernels.install import Layout, apply_layout, leave_out_rows
 from podium.recipe.sections.precision import PrecisionSection
 from podium.transforms.nan_trap import apply_trap
 from podium.transforms.precision import apply_precision
@@ -43,6 +43,8 @@ def apply_transforms(
         )
     registry.use(kernels)
     apply_layout(model, layout, blocks)
+    if device.type != "cpu":  # there, the layout that leaves all layers to torch is the usual one
+        leave_out_rows(model)
     apply_precision(precision, model)
     if recompute:
         apply_recompute(blocks)

@@ -26,10 +26,11 @@ def check_hosts(
         if max(early, late) > clock_difference_s:
             raise UserError(f"{part.host}: its clock differs by {max(early, late):.0f} s from this one: correct it")
         free, cores = float(answer["free_cores"]), int(answer["cores"])
+        wanted = f"{part.instances} instance{'' if part.instances == 1 else 's'}"
         if part.instances > cores:
-            notes.append(f"warning: {part.host} has {cores} cores for {part.instances} instances")
+            notes.append(f"warning: {part.host} has {cores} cores for {wanted}")
         elif free < part.instances:
-            notes.append(f"warning: of {cores} cores of {part.host} {free:g} are free, for {part.instances} instances")
+            notes.append(f"warning: {part.host} has {free:g} free cores of {cores}, for {wanted}")
         else:
             notes.append(f"{part.host}: {free:g} of {cores} cores are free, same Podium, torch and recipe")
     return notes
