@@ -24,6 +24,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "start": ("bench.start",),
     "kernels": ("bench.kernels",),
     "instances": ("bench.instances",),
+    "lost": ("bench.lost",),
     "overhead": ("bench.overhead",),
     "growth": ("bench.growth",),
     "defaults": ("bench.defaults",),
