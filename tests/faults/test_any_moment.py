@@ -130,3 +130,25 @@ def test_instances_that_hold_a_part_of_the_state_each_restart_from_the_last_chec
     assert done.returncode == 0, done.stderr
     assert "was killed by SIGKILL; restarting from the last checkpoint (1 of 3)" in done.stderr
     assert Run(tmp_path / "run").summary()["weights_sha256"] == weights_alone(recipe)
+
+
+def test_an_end_that_is_final_on_one_instance_ends_the_run_at_once(tmp_path, monkeypatch):
+    """Instance 1 finds a loss that is not finite, which instance 0 does not see."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    import podium.engine.update as u\n"
+        "    from podium.errors import TrainingFailed\n"
+        "    def fail(self): raise TrainingFailed('not finite')\n"
+        "    u.Engine.collect = fail\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    began = time.monotonic()
+    args = [*recipe_of("mnist"), "--instances", 2, "--out", "run"]
+    with started("train", *args, cwd=tmp_path, under=[]) as launched:
+        done = launched.ended()
+    assert done.returncode == 3, done.stderr
+    assert "not finite" in sentence(done.stderr)
+    assert "go on without" not in done.stderr
+    assert time.monotonic() - began < 100  # not the 300 s that a silent instance has

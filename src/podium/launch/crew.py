@@ -70,7 +70,11 @@ class Crew:
     def look(self, num_lost: int, most: int) -> int | None:
         """See to whatever has happened. Return how many instances were lost and the run goes on without, None where it
         cannot. `num_lost`: how many were lost before, of `most` that may be."""
-        codes = {seat: code for seat, code in self._instances.exit_codes().items() if code}
+        every = self._instances.exit_codes()
+        codes = {seat: code for seat, code in every.items() if code}
+        if 0 in every.values() and self._is_over():
+            self._board.put("over", {})  # those that wait for another view end, too
+            return None if codes else 0
         if not codes and not self.is_changing and self._board.is_quiet():
             return 0
         for seat in self._given_up & codes.keys():
@@ -94,6 +98,11 @@ class Crew:
         if self._coordinator.is_hopeless:
             return None
         return len(lost)
+
+    def _is_over(self) -> bool:
+        """Return whether an instance has ended for a reason that no other instances would change."""
+        seats = self._coordinator.view.seats
+        return any(note.final and note.instance in seats for note in read_failures(self._folder))
 
     def close(self) -> None:
         """End those that do not belong to the run any more, or not yet."""

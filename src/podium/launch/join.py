@@ -83,7 +83,8 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: byte
         others = _come(store, place, own, task.timeout_s) if place.joins else _greet(store, place, own, task.timeout_s)
         all_cores = [other["cores"] for other in others]
         index = place.local_index if place.joins else place.index
-        os.sched_setaffinity(0, own_cores(replace(place, index=index), all_cores))
+        own_share = own_cores(replace(place, index=index), all_cores)
+        os.sched_setaffinity(0, own_share)
         parallel, sizes = task.parallel, _host_sizes(others)
         hosts = tuple(sizes)
         topology = build_topology(
@@ -105,7 +106,7 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: byte
                 task.device,
             )
         if place.launch_folder is not None and len(hosts) == 1:
-            instances.membership = CrewMember(place, store, heartbeat, topology, task.timeout_s, consoles)
+            instances.membership = CrewMember(place, store, heartbeat, topology, task.timeout_s, consoles, own_share)
         give_up_after(task.timeout_s)
         task.run(topology, instances)
         instances.close()

@@ -46,8 +46,9 @@ class CrewMember:
         topology: Topology,
         timeout_s: float,
         consoles: tuple[int, int],
+        cores: tuple[int, ...],
     ) -> None:
-        """`consoles`: copies of the first instance's standard output and error."""
+        """`consoles`: copies of the first instance's standard output and error; `cores`: those that this one has."""
         assert place.launch_folder is not None
         self._board, self._store, self._heartbeat = Board(Path(place.launch_folder), place.attempt), store, heartbeat
         self._topology, self._timeout_s, self._consoles = topology, timeout_s, consoles
@@ -55,6 +56,7 @@ class CrewMember:
         seats = () if place.joins else tuple(range(place.count))
         self._member = Member(place.index, View(-1 if place.joins else 0, seats), NO_STATE if place.joins else 0)
         self._beginning: Beginning | None = None
+        self._cores = cores
 
     def announce(self) -> None:
         self._board.put(f"able-{self._member.seat}", {"view": self._member.view.number})
@@ -140,6 +142,7 @@ class CrewMember:
             return None
         instances.membership = self
         self._heartbeat.follow(hellos)
+        os.sched_setaffinity(0, self._cores)  # it may be on another's, by turns
         member.begin(view, beginning)
         self._beginning = beginning
         topology = self._topology
