@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints.txt
 LOCKED ?=
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: run test test-fast gpu soak race audit lock check setup setup-test format clean
+.PHONY: run test test-fast gpu soak race figures audit lock check setup setup-test format clean
 
 run: setup
 	$(BIN)/podium train neuron/quick
@@ -33,6 +33,7 @@ setup-test: .venv/.installed-test
 .venv/.installed-bench: .venv/.installed
 	@echo "installing what Podium is raced against into .venv (once)"
 	$(PIP) -e '.[bench]'
+	@./scripts/race-packages
 	@touch $@
 
 test: setup-test check
@@ -48,11 +49,14 @@ gpu: setup
 
 soak: setup-test
 	PODIUM_EXAMPLES=explore $(BIN)/pytest -m "not slow" -q -n 2
-	PODIUM_KILLS=50 $(BIN)/pytest tests/faults/test_lost_instances.py -k kills
+	PODIUM_KILLS=50 $(BIN)/pytest tests/faults/test_lost_instances.py tests/faults/test_any_moment.py -k kills
 	PODIUM_HOSTILE=8 $(BIN)/pytest tests/hostile
 
 race: .venv/.installed-bench
 	$(BIN)/python -m bench.race
+
+figures: .venv/.installed-bench
+	$(BIN)/python -m bench.figures
 
 .venv/audit/bin/pip-audit:
 	@echo "installing pip-audit into .venv/audit (once)"

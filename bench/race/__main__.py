@@ -1,6 +1,6 @@
 """The race: the same model, samples, optimiser and global batch, trained by Podium and by what others use.
 
-    make race                                   all of it: half an hour on an idle machine; writes bench/results/race.md
+    make race                                   all of it: an hour on an idle machine; writes bench/results/race.md
     python -m bench.race --quick                to see that it works, not to measure
     python -m bench.race --lanes mnist-8 --contenders podium pytorch --rounds 3
     python -m bench.race --lanes mnist-8 --merge        races this lane again and keeps the page's other lanes
@@ -9,9 +9,15 @@ Podium          `podium train` as installed, by the wall clock: feed, metric rec
                 every stretch; a real training writes one every few minutes.
 PyTorch loop    as its tutorials write it, with a DataLoader (and again with two loader workers), torch's optimiser
                 and torch's number of threads.
-Lightning       its Trainer with logger, checkpoints, progress bar and summary switched off.
+Tuning guide    that loop as PyTorch's own guides tune it for processors: the fused optimiser, channels-last weights
+                and images for two-dimensional convolutions, jemalloc with the guide's settings; and all that again
+                with torch.compile.
+Lightning       its Trainer with logger, checkpoints, progress bar and summary switched off; and with torch.compile.
 Accelerate      the loop of its tutorials.
-Trainer         Hugging Face's, with the library's own model of the same weights; only for BERT and GPT-2.
+Trainer         Hugging Face's, with the library's own model of the same weights; only for BERT and GPT-2;
+                and with torch.compile.
+Podium, 2 × 1   Podium against itself: two instances of one thread, two replicas of half the micro-batch; only where
+                no batch norm looks at a whole micro-batch.
 
 All start from the same weights, and all but the last train the workload's own module. The others get the samples as
 tensors in memory, images as floats (Podium keeps them as stored, and converts them while it trains), save nothing and
@@ -29,7 +35,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.race.contenders import CONTENDERS, PLAIN, TRANSFORMERS
+from bench.race.contenders import CONTENDERS, DIVIDED, PLAIN, TRANSFORMERS
 from bench.race.heat import Heat
 from bench.race.lane import build_workload
 from bench.race.lanes import LANES
@@ -75,7 +81,9 @@ def race(lane_name: str, contenders: list[str], num_rounds: int, seconds: float,
     build_workload(recipe).source("train")  # makes simulated data
     result = LaneResult(lane, flops_per_sample(lane, recipe))
     if lane.for_transformers is None:
-        contenders = [name for name in contenders if name != TRANSFORMERS]
+        contenders = [name for name in contenders if name not in TRANSFORMERS]
+    if not lane.may_be_divided:
+        contenders = [name for name in contenders if name != DIVIDED]
 
     guesses = {}
     for contender in [PLAIN, *(name for name in contenders if name != PLAIN)]:

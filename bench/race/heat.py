@@ -24,6 +24,8 @@ class Heat:
     num_updates: int
     #: nothing random in training, and the loss is compared
     compare: bool = False
+    #: everything from the start of the process on is timed
+    end_to_end: bool = False
     #: for the contender to write in; empty at first
     folder: str = ""
 
@@ -56,6 +58,8 @@ class Outcome:
     #: after the last update
     model: nn.Module
     threads: int = field(default_factory=torch.get_num_threads)
+    #: from the start of its command to the end; None: this process is the command
+    end_to_end_s: float | None = None
 
 
 class Stopwatch:

@@ -59,6 +59,8 @@ class Lane:
     #: the fewest updates of a stretch, for every contender: where updates take seconds, the few that fit the usual
     #: stretch show little, and Podium's checkpoint in each stretch comes far more often than in any training
     least_updates: int = 1
+    #: whether two halves of a micro-batch train as the whole does: not where batch norm looks at all of it
+    may_be_divided: bool = False
 
     def all_overrides(self, folder: Path, not_random: bool) -> list[str]:
         texts = (*_AS_OTHERS_DO, *self.overrides, *(self.not_random if not_random else ()))

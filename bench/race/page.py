@@ -9,7 +9,7 @@ from importlib import metadata
 
 import torch
 
-from bench.race.contenders import CONTENDERS, PLAIN, PODIUM
+from bench.race.contenders import CONTENDERS, OWN, PLAIN, PODIUM
 from bench.race.lane import Lane
 from podium.runs.folder import environment
 
@@ -57,7 +57,7 @@ class LaneResult:
 
     @property
     def fastest_other(self) -> str | None:
-        others = [contender for contender in self.rates if contender != PODIUM]
+        others = [contender for contender in self.rates if contender not in OWN]
         return max(others, key=self.median) if others else None
 
     def ratios(self, other: str) -> list[float]:

@@ -2,42 +2,42 @@
 
 build     workload, samples, model, optimiser, schedule from the recipe; nothing on disk yet
 restore   the newest good checkpoint, if there is one
-loop      for every update: samples from the feed -> engine -> when due: record, validate, save
+loop      for every update: samples from the feed -> engine -> when due: record, validate, save;
+          where an instance is lost or has come, the others go on with the instances that there are
 finish    summary, pictures, report
 """
 
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-
-from torch import nn
 
 from podium.checkpoints import reading
 from podium.checkpoints.writing import Saver
 from podium.distributed.instances import Instances
+from podium.distributed.lost import InstanceLost
 from podium.distributed.messages import broadcast_facts
 from podium.engine.compile_cache import Executable
 from podium.engine.update import Events
 from podium.errors import Interrupted, UserError
 from podium.machine.allocator import settled_objects
 from podium.recipe.loading import Recipe
+from podium.report.at_end import write_report
+from podium.runs.after_update import AfterUpdate
 from podium.runs.folder import Run, create_run, differing_conditions, environment
 from podium.runs.metrics import Telemetry, check_available
 from podium.runs.monitoring import Monitoring
 from podium.runs.observers import Observers
 from podium.runs.recipe_changes import check_changes
 from podium.runs.summary import SummaryWriter
-from podium.runs.tensorboard import add_prediction
 from podium.topology import Topology
-from podium.training.build import Training, build_model, build_training, threads_per_replica
-from podium.training.chain import chained
+from podium.training.build import Training, build_training, threads_per_replica
 from podium.training.clock import Clock
 from podium.training.feeding import build_engine, samples_of_updates
 from podium.training.memory import check_memory
 from podium.training.opening import check_folder_is_shared, open_log
-from podium.training.progress import Meter, early_end, facts, named
+from podium.training.regrouping import LeadChanged, Regrouping
 from podium.training.stop_request import StopRequest, resume_continues
-from podium.training.validation import check_finite, check_metrics, take_average, try_weights, validate
+from podium.training.validation import check_metrics, take_average
 from podium.ui import console
 
 
@@ -55,6 +55,8 @@ def train(
     `again`: the launcher has restarted the instances, so a run that already exists in `out` is continued.
     """
     clock, instances, run, stop = Clock(), instances or Instances.alone(), Run(out), stop or StopRequest()
+    if instances.membership is not None and instances.membership.joins:
+        return _join(run, recipe, instances, clock, stop)
     if broadcast_facts(instances, {"again": again and run.recipe_file.exists()})["again"]:
         return resume(run, recipe, topology, instances, stop, again=True)
     check_available(recipe.log)
@@ -90,7 +92,10 @@ def resume(
     where the recipe is not the one that the checkpoint was written with.
     """
     clock, instances, stop = Clock(), instances or Instances.alone(), stop or StopRequest()
-    recipe, lead = recipe or run.recipe(), instances.index == 0
+    recipe = recipe or run.recipe()
+    if instances.membership is not None and instances.membership.joins:
+        return _join(run, recipe, instances, clock, stop)
+    lead = instances.index == 0
     stop.advice = resume_continues(run.path)
     # Locked before the checkpoints are read: another process may be saving.
     with stop, run.locked() if lead else nullcontext():
@@ -138,23 +143,49 @@ def _has_told(run: Run, instances: Instances, total: int) -> bool:
     return bool(broadcast_facts(instances, {"done": told})["done"])
 
 
-def _train(run: Run, training: Training, clock: Clock, stop: StopRequest) -> Run:
-    observers = Observers(training.recipe.log, run, console.warn, training.task.workload, training.placement.is_lead)
-    with observers, Monitoring(run, training, clock) as monitoring:
-        return _train_watched(run, training, clock, stop, SummaryWriter(run, training, clock, monitoring), observers)
+def _join(run: Run, recipe: Recipe, instances: Instances, clock: Clock, stop: StopRequest) -> Run:
+    """Come to a run that is under way: its instances hand over their state between two updates."""
+    with stop:
+        stop.answer_at_once()
+        training = build_training(recipe, None, instances, run.environment()["threads_per_replica"])
+        stop.begin(instances)
+        groups = Regrouping(training, clock)
+        groups.join()
+        return _train(run, training, clock, stop, groups)
+
+
+def _train(run: Run, training: Training, clock: Clock, stop: StopRequest, groups: Regrouping | None = None) -> Run:
+    stop.limit_to(training.recipe.train.time_limit)
+    stop.find_end(training.task.lengths, 0 if groups else training.state.progress.update)
+    groups = groups or Regrouping(training, clock)
+    with ExitStack() as kept:
+        while True:
+            lead, workload = training.placement.is_lead, training.task.workload
+            observers = Observers(training.recipe.log, run, console.warn, workload, lead)
+            try:
+                with observers, Monitoring(run, training, clock) as monitoring:
+                    summary = SummaryWriter(run, training, clock, monitoring)
+                    return _train_watched(run, training, clock, stop, summary, observers, groups)
+            except LeadChanged:
+                kept.enter_context(run.locked())
 
 
 def _train_watched(
-    run: Run, training: Training, clock: Clock, stop: StopRequest, summary: SummaryWriter, observers: Observers
+    run: Run,
+    training: Training,
+    clock: Clock,
+    stop: StopRequest,
+    summary: SummaryWriter,
+    observers: Observers,
+    groups: Regrouping,
 ) -> Run:
-    progress = training.state.progress
-    stop.limit_to(training.recipe.train.time_limit)
-    stop.find_end(training.task.lengths, progress.update)
     open_log(run.instance_log(training.placement.instances.index), training)
     with console.only_warned("the run goes on"):
         summary.write("running")
     try:
-        stopped_by = _loop(run, training, clock, stop, summary, observers)
+        stopped_by = _loop(run, training, clock, stop, summary, observers, groups)
+    except LeadChanged:
+        raise
     except BaseException:
         with suppress(UserError):  # a full disk must not hide why the run ended
             summary.write("failed", weights=training.parallelism.has_all_weights)  # other instances may be gone
@@ -163,7 +194,8 @@ def _train_watched(
         with console.only_warned("the checkpoint is written"):
             summary.write("interrupted")
         raise Interrupted(
-            f"stopped by {stopped_by} after update {progress.update} and saved; {resume_continues(run.path)}"
+            f"stopped by {stopped_by} after update {training.state.progress.update} and saved; "
+            f"{resume_continues(run.path)}"
         )
     stop.finish()
     try:
@@ -173,35 +205,52 @@ def _train_watched(
             f"{error}; all updates are saved: solve the problem, then {resume_continues(run.path)}"
         ) from error
     if training.recipe.log.report:
-        _report(run, training, clock, summary)
+        write_report(run, training, clock, summary)
     return run
 
 
-def _report(run: Run, training: Training, clock: Clock, summary: SummaryWriter) -> None:
-    """Draw the report. The run is complete: without one, if that fails."""
-    lead, report = training.placement.is_lead, None
-    with clock.phase("report"), training.parallelism.whole_model() as model:
-        if lead:
-            with console.only_warned("the run is complete, without a report: `podium predict` draws it", Exception):
-                from podium.report.prediction import draw_report  # imports Pillow and jinja, which take long
-
-                workload, micro_batch = training.task.workload, training.recipe.valid.micro
-                model = _whole_model(run, training, model)
-                report = draw_report(run, workload, model, training.placement.device, micro_batch)
-                add_prediction(run, training.recipe.log, training.state.progress.update, report.prediction, model)
-    with console.only_warned("the run is complete", Exception):
-        summary.write("done", weights=False)
-        if report is not None:
-            report.write()  # last, as it shows the times of the summary
-
-
 def _loop(
-    run: Run, training: Training, clock: Clock, stop: StopRequest, summary: SummaryWriter, observers: Observers
+    run: Run,
+    training: Training,
+    clock: Clock,
+    stop: StopRequest,
+    summary: SummaryWriter,
+    observers: Observers,
+    groups: Regrouping,
 ) -> str | None:
     """Make updates until the end or a request to stop; return the reason of the request, or None at the end."""
-    recipe, lengths, state, lead = training.recipe, training.task.lengths, training.state, training.placement.is_lead
-    progress, total = state.progress, state.progress.last_update(lengths.total_updates)
-    valid_every, save_every = lengths.updates(recipe.valid.every), lengths.updates(recipe.checkpoint.every)
+    recipe, lengths, lead = training.recipe, training.task.lengths, training.placement.is_lead
+    recorded = training.state.progress.update - groups.again
+    tree, warn = recipe.tree(), console.warn
+    with (
+        Telemetry(
+            recipe.log, run, tree, recorded, warn, observers, lead=lead, total_updates=lengths.total_updates
+        ) as telemetry,
+        console.progress_display(lead) as display,
+        Saver(run.checkpoints, recipe.checkpoint, training.parallelism.pipeline_group, observers.checkpoint) as saver,
+        settled_objects(),
+        clock.phase("train"),
+    ):
+        follow = AfterUpdate(training, clock, summary, telemetry, display, saver, groups, recorded)
+        while True:
+            try:
+                _make_updates(training, clock, stop, summary, follow, groups)
+                break
+            except InstanceLost as lost:
+                groups.regroup(lost)
+        groups.end()
+        with clock.phase("checkpoint"):
+            saver.wait()
+    progress = training.state.progress
+    if progress.stopped_early or progress.update == lengths.total_updates:
+        return None
+    return stop.after(progress.update) or "a request to another instance"
+
+
+def _make_updates(
+    training: Training, clock: Clock, stop: StopRequest, summary: SummaryWriter, follow: AfterUpdate, groups: Regrouping
+) -> None:
+    """Make updates with the instances that there are, until the end or a request to stop."""
 
     def compiled(executable: Executable) -> None:
         clock.move("compile", executable.seconds)
@@ -209,89 +258,24 @@ def _loop(
         summary.executable = executable
 
     engine = build_engine(training, Events(partial(clock.move, "communication"), compiled))
-    saved_at, meter = progress.update, Meter(clock, lengths, progress.update, training.placement.topology)
-
-    with (
-        Telemetry(
-            recipe.log, run, recipe.tree(), progress.update, console.warn, observers, lead=lead, total_updates=total
-        ) as telemetry,
-        console.progress_display(lead) as display,
-        Saver(run.checkpoints, recipe.checkpoint, training.parallelism.pipeline_group, observers.checkpoint) as saver,
-        samples_of_updates(training, progress.update, total, partial(clock.move, "input_wait")) as all_samples,
-        settled_objects(),
-        clock.phase("train"),
-    ):
+    state, progress, instances = training.state, training.state.progress, training.placement.instances
+    total = progress.last_update(training.task.lengths.total_updates)
+    with samples_of_updates(training, progress.update, total, partial(clock.move, "input_wait")) as all_samples:
+        groups.begin(engine)
+        if groups.again and follow(engine, progress.update, stop.agreed(instances, progress.update)):
+            return
+        if groups.has_taken_over:
+            follow.save_what_is_missing()
+            groups.has_taken_over = False
         for samples in all_samples:
+            groups.check()
             lr = state.schedule.lr(progress.update)
             stopping = engine.update(progress.update, samples, lr, stop=stop.after(progress.update + 1) is not None)
             progress.update += 1
-            update = progress.update
             take_average(training)
-            valid_due = update == total or (valid_every > 0 and update % valid_every == 0)
-            save_due = update == total or (save_every > 0 and update % save_every == 0)
-            record_due = valid_due or save_due or update % recipe.engine.updates_per_call == 0
-            if not (record_due or stopping):
-                continue
-            progress.pending.extend(engine.collect())  # waits for the device
-            check_finite(progress.pending, update)
-            if record_due:
-                record = lengths.place(update) | named("train", progress.take_train()) | {"train/lr": lr}
-                record |= meter.record(update) | state.loss_scale.record() | summary.monitoring.record()
-                record |= chained(training)
-                improved = False
-                if valid_due:
-                    with clock.phase("valid"):
-                        improved = validate(training)
-                    record |= named("valid", progress.valid_last) | named("valid/average", progress.average_last, "_")
-                saver.tell_if_written()
-                telemetry.write(record)
-                display.update(update, total, facts(progress, lengths, meter.samples_per_second), milestone=valid_due)
-                if save_due or progress.stopped_early or (improved and recipe.checkpoint.best):
-                    _save(saver, training, clock)
-                    saved_at = update
-                if progress.stopped_early and update < total:
-                    console.say(early_end(progress, recipe.train.stop))
-                    break
-            if stopping and update < total:
-                if saved_at != update:
-                    _save(saver, training, clock)
-                break
-        with clock.phase("checkpoint"):
-            saver.wait()
-    if progress.stopped_early or progress.update == total:
-        return None
-    return stop.after(progress.update) or "a request to another instance"
-
-
-def _save(saver: Saver, training: Training, clock: Clock) -> None:
-    recipe, state, parallelism = training.recipe, training.state, training.parallelism
-    if not parallelism.saves:
-        return
-    with clock.phase("checkpoint"), parallelism.whole_model() as model:
-        # The last update's loss was that of the weights before it. The new weights are tried on one sample, as they
-        # may replace the last good checkpoint.
-        if parallelism.data_group.index == 0:
-            try_weights(training, model)
-        saver.save(
-            state.progress.update,
-            model,
-            state.optimiser,
-            {"recipe_sha256": recipe.sha256(), "recipe": recipe.tree(), "seconds": clock.seconds(), **state.state()},
-            state.progress.best_update,
-            state.average.tensors if state.average is not None else None,
-            parallelism.holders,
-        )
-
-
-def _whole_model(run: Run, training: Training, model: nn.Module) -> nn.Module:
-    """Return the whole trained model for predictions, even where this instance has only a stage of it."""
-    if training.parallelism.pipeline_group is None:
-        return model
-    whole, _ = build_model(training.recipe, training.task.workload, training.placement.device)
-    found = reading.load_latest(run.checkpoints, console.warn)
-    assert found is not None
-    found.restore(whole)
-    return whole
+            groups.updated()
+            if follow(engine, progress.update, stopping):
+                return
 
 
 def _environment(training: Training) -> dict:

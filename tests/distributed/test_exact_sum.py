@@ -133,7 +133,7 @@ class Squares:
 
 class Net(nn.Module):
     """Everything that has to come out the same: a channels-last weight, batch norm, dropout, a frozen and an unused
-    parameter, one that only some replicas use, a constant."""
+    parameter, one that only some replicas use, a constant, a count of the passes."""
 
     def __init__(self, plain: bool) -> None:
         super().__init__()
@@ -147,9 +147,12 @@ class Net(nn.Module):
             self.unused = nn.Parameter(torch.ones(3))
             self.sometimes = nn.Parameter(torch.zeros(30))
         self.register_buffer("constant", torch.tensor([0.1, 0.7]))
+        self.register_buffer("passes", torch.tensor(0.1))
         self.to(memory_format=torch.channels_last)
 
     def forward(self, input):
+        if self.training:
+            self.passes += 0.1
         hidden = self.linear(self.norm(self.conv(input).flatten(1)))
         hidden = nn.functional.dropout(hidden.relu(), 0.3, self.training) * self.frozen
         if not self.plain and input[0, 0, 0, 0] > 0:
@@ -214,6 +217,17 @@ def test_any_number_of_instances_gives_the_same_bits(joined, num_replicas):
         assert_same_bits(answer, alone)
         assert answer["num_waits"] == 5
     assert alone["num_waits"] == 0
+
+
+def one_replica_each(instances: Instances) -> dict:
+    return trained(instances, instances.count)
+
+
+def test_one_replica_on_each_instance_gives_the_same_bits(joined):
+    answers = joined.run(one_replica_each)
+    alone = trained(Instances.alone(), len(answers))
+    for answer in answers:
+        assert_same_bits(answer, alone)
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""Instances that are killed, hang, or are cut off: the run starts anew by itself, or goes on when told to, to the
-same weights. `make soak` does the same with many more kills."""
+"""Whole runs that are killed, launchers that end, restarts that come to an end: to the same weights when told to go on.
+`make soak` does the same with many more kills. Instances that end while others go on: `test_any_moment.py`."""
 
 import os
 import random
@@ -39,20 +39,6 @@ def test_kills_of_the_whole_run_and_resumes_on_other_counts_end_at_the_same_weig
     assert run.summary()["weights_sha256"] == weights_alone(recipe_of(workload))
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_instance_makes_the_run_start_anew_by_itself(killed, tmp_path, weights_alone):
-    with started("train", *recipe_of("mnist"), "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
-        launched.until_records(tmp_path / "run", 6)
-        launched.instances[killed].kill()
-        done = launched.ended()
-    assert done.returncode == 0, done.stderr
-    assert f"instance {killed} on " in done.stderr
-    assert "was killed by SIGKILL; restarting from the last checkpoint (1 of 3)" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "SIGTERM" not in done.stderr + done.stdout  # how the other one is ended is nobody's business
-    assert Run(tmp_path / "run").summary()["weights_sha256"] == weights_alone(recipe_of("mnist"))
-
-
 def until_turned(launched) -> None:
     """Until both instances have had both cores."""
     seen = defaultdict(set)
@@ -69,15 +55,16 @@ def until_turned(launched) -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_instances_change_cores_by_turns_also_after_a_start_anew(tmp_path, weights_alone):
-    with started("train", *recipe_of("mnist"), "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
+def test_instances_change_cores_by_turns_also_after_one_was_replaced(tmp_path, weights_alone):
+    recipe = [*recipe_of("mnist"), "train.length=1200up", "checkpoint.every=500up", "valid.every=500up"]
+    with started("train", *recipe, "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 6)
         until_turned(launched)
         launched.instances[1].kill()
-        launched.until(lambda: "restarting" in launched.stderr, "the new start")
+        launched.until(lambda: "2 instances train from update" in launched.stderr, "the one that has come")
         until_turned(launched)
         assert launched.ended().returncode == 0
-    assert Run(tmp_path / "run").summary()["weights_sha256"] == weights_alone(recipe_of("mnist"))
+    assert Run(tmp_path / "run").summary()["weights_sha256"] == weights_alone(recipe)
 
 
 def test_instances_keep_their_cores_where_asked(tmp_path):
@@ -100,17 +87,6 @@ def test_restarts_come_to_an_end(tmp_path):
     line = sentence(done.stderr)
     assert "instance 1 on " in line
     assert "was killed by SIGKILL" in line
-
-
-def test_a_silent_instance_is_named_within_the_timeout_and_the_run_starts_anew(tmp_path, weights_alone):
-    args = ["train", *recipe_of("mnist"), "launch.timeout=8", "--instances", 2, "--out", "run"]
-    with started(*args, cwd=tmp_path) as launched:
-        launched.until_records(tmp_path / "run", 3)
-        launched.instances[1].send_signal(signal.SIGSTOP)
-        launched.until(lambda: "heard nothing from instance 1 on " in launched.stderr, "the silent instance's name")
-        done = launched.ended()
-    assert done.returncode == 0, done.stderr
-    assert Run(tmp_path / "run").summary()["weights_sha256"] == weights_alone(recipe_of("mnist"))
 
 
 def listening(process: psutil.Process) -> set[str]:

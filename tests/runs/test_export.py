@@ -47,6 +47,19 @@ def test_weights_are_written_as_safetensors_to_the_bit(workload, runs, tmp_path)
         assert file.metadata()["update"] == "2"
 
 
+@pytest.mark.parametrize("form", ["safetensors", "huggingface"])
+def test_a_place_that_cannot_be_written_is_one_sentence(form, runs):
+    name = "model.safetensors" if form == "safetensors" else "folder"
+    done = podium_here("export", runs("bert").path, "--format", form, "--out", f"/proc/{name}")
+    assert_user_error(done, f"/proc/{name}", "No such file or directory")
+
+
+def test_whoever_may_read_other_files_may_read_exported_weights(runs, tmp_path):
+    (tmp_path / "other").touch()
+    exported(runs("mnist"), "safetensors", "--out", tmp_path / "mine.safetensors")
+    assert (tmp_path / "mine.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["torch_export", "onnx"])
 @pytest.mark.parametrize("workload", sorted(TINY))

@@ -53,7 +53,7 @@ def their_model(heat: Heat, model: nn.Module) -> transformers.PreTrainedModel:
     return theirs.train()
 
 
-def race(heat: Heat) -> Outcome:
+def race(heat: Heat, compile: bool = False) -> Outcome:
     task, watch = heat.task(), Stopwatch(heat)
     assert heat.lane.for_transformers is not None
     model = their_model(heat, task.model)
@@ -73,6 +73,7 @@ def race(heat: Heat) -> Outcome:
             save_strategy="no",
             disable_tqdm=True,
             remove_unused_columns=False,
+            torch_compile=compile,
         ),
         train_dataset=Samples(fields),
         optimizers=(optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, lambda update: 1.0)),

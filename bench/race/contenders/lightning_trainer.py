@@ -15,7 +15,7 @@ class Module(lightning.LightningModule):
 
     def __init__(self, task: Task, watch: Stopwatch) -> None:
         super().__init__()
-        self.model = task.model
+        self.model: Any = task.model
         self._task, self._watch = task, watch
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
@@ -28,7 +28,7 @@ class Module(lightning.LightningModule):
         self._watch.update_done()
 
 
-def race(heat: Heat) -> Outcome:
+def race(heat: Heat, compile: bool = False) -> Outcome:
     task, watch = heat.task(), Stopwatch(heat)
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -40,5 +40,8 @@ def race(heat: Heat) -> Outcome:
         enable_model_summary=False,
         default_root_dir=heat.folder,
     )
-    trainer.fit(Module(task, watch), task.loader())
+    module = Module(task, watch)
+    if compile:
+        module.model = torch.compile(task.model)
+    trainer.fit(module, task.loader())
     return Outcome(watch.seconds, task.model)

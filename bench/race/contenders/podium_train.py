@@ -6,6 +6,8 @@ counts, including writing the records and a checkpoint half-way (with the check 
 
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.race.heat import Heat, Outcome
@@ -14,12 +16,14 @@ from podium.checkpoints import reading
 from podium.runs.folder import Run
 
 
-def race(heat: Heat) -> Outcome:
+def race(heat: Heat, more: Sequence[str] = (), options: Sequence[str] = ()) -> Outcome:
     run = Run(Path(heat.folder) / "run")
     overrides = [
         *heat.overrides,
+        *more,
         f"train.length={heat.total_updates}up",
-        f"checkpoint.every={heat.num_warmup + heat.num_updates // 2}up",
+        # in the middle of the stretch; end to end only the one at the end, as always
+        "checkpoint.every=0" if heat.end_to_end else f"checkpoint.every={heat.num_warmup + heat.num_updates // 2}up",
         # The others neither validate nor draw figures: here that happens only after the last update.
         "valid.every=0",
         "valid.max_samples=8",
@@ -27,8 +31,10 @@ def race(heat: Heat) -> Outcome:
     ]
     if heat.compare:  # a record where the warm-up ends, and one before it: the first is slow to write
         overrides.append(f"engine.updates_per_call={heat.num_warmup // 2}")
-    command = [sys.executable, "-m", "podium", "train", heat.lane.recipe, *overrides, "--out", str(run.path)]
+    command = [sys.executable, "-m", "podium", "train", heat.lane.recipe, *overrides, "--out", str(run.path), *options]
+    began = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True)
+    took = time.perf_counter() - began
     if done.returncode:
         sys.exit(done.stderr)
     assert run.recipe().log.tensorboard, "as installed"
@@ -40,4 +46,4 @@ def race(heat: Heat) -> Outcome:
     assert saved is not None
     assert saved.update == heat.total_updates
     saved.restore(model)
-    return Outcome(seconds, model, run.environment()["busy_threads"])
+    return Outcome(seconds, model, run.environment()["busy_threads"], took)

@@ -85,6 +85,7 @@ LANES = [
         least_updates=12,  # Podium's checkpoint is 458 MB
         optimiser=optimiser,
         for_transformers=bert_for_transformers,
+        may_be_divided=True,
     ),
     Lane(
         name="gpt2-8",
@@ -99,5 +100,6 @@ LANES = [
         num_compared=40,
         optimiser=optimiser,
         for_transformers=gpt2_for_transformers,
+        may_be_divided=True,
     ),
 ]  # fmt: skip

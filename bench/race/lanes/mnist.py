@@ -45,6 +45,7 @@ LANES = [
         mean_loss=mean_loss,
         optimiser=optimiser,
         make_data=write_images,
+        may_be_divided=True,
     )
     for micro_batch in (8, 64)
 ]

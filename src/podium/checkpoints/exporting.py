@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from podium.checkpoints.weights_file import write_weights
 from podium.errors import PodiumError, TrainingFailed, UserError, system_reason
 from podium.machine.atomic_files import write_files
 
@@ -53,7 +54,7 @@ def export_model(
 
 def _safetensors(model: nn.Module, inputs: Sequence[tuple[Tensor, ...]], path: Path, facts: Mapping[str, str]) -> str:
     weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
-    safetensors.torch.save_file(weights, path, metadata={"format": "pt", **facts})
+    write_weights(path, weights, {"format": "pt", **facts})
     again = safetensors.torch.load_file(path)
     if again.keys() != weights.keys() or not all(torch.equal(again[name], weights[name]) for name in weights):
         raise TrainingFailed("the file read back differs from the model")

@@ -14,6 +14,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor, nn
 
+from podium.checkpoints.weights_file import write_weights
 from podium.contract import Workload
 from podium.errors import UserError, system_reason
 from podium.machine.atomic_files import create_folder
@@ -39,15 +40,14 @@ def export(workload: Workload, model: nn.Module, name: str, folder: Path) -> lis
     def make(aside: Path) -> None:
         (aside / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         contiguous = {key: tensor.detach().cpu().float().contiguous() for key, tensor in tensors.items()}
-        safetensors.torch.save_file(contiguous, aside / _TENSORS, metadata={"format": "pt"})
+        write_weights(aside / _TENSORS, contiguous, {"format": "pt"})
         if tokenizer is not None:
             shutil.copyfile(tokenizer, aside / "tokenizer.json")
 
     try:
         create_folder(folder, make)
-    except (OSError, safetensors.SafetensorError) as error:
-        reason = system_reason(error) if isinstance(error, OSError) else str(error)
-        raise UserError(f"{folder} cannot be written: {reason}") from error
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {system_reason(error)}") from error
     return sorted(folder.iterdir())
 
 

@@ -174,19 +174,22 @@ def load_latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
-def shared(found: Checkpoint | None, instances: Instances, *, whole: bool = True) -> Checkpoint | None:
-    """Broadcast the checkpoint that instance 0 found to all instances, which may not have access to the run folder.
+def shared(found: Checkpoint | None, instances: Instances, *, whole: bool = True, source: int = 0) -> Checkpoint | None:
+    """Broadcast the checkpoint that instance `source` found to all instances, which may not have access to the run
+    folder.
 
-    Unless `whole`, only instance 0 gets the optimiser state.
+    Unless `whole`, only that instance gets the optimiser state.
     """
     if instances.count == 1:
         return found
-    facts = broadcast_facts(instances, {"path": str(found.path), "state": dict(found.state)} if found else {})
+    facts = broadcast_facts(instances, {"path": str(found.path), "state": dict(found.state)} if found else {}, source)
     if not facts:
         return None
     optimiser = found.optimiser if found else {}
     sent = (found.weights, optimiser if whole else {}, found.average) if found else ({}, {}, {})
-    received = [broadcast_bytes(instances, safetensors.torch.save(dict(part)) if found else None) for part in sent]
+    received = [
+        broadcast_bytes(instances, safetensors.torch.save(dict(part)) if found else None, source) for part in sent
+    ]
     weights, received_optimiser, average = map(safetensors.torch.load, received)
     optimiser = received_optimiser if whole else optimiser
     return Checkpoint(Path(facts["path"]), facts["state"]["update"], facts["state"], weights, optimiser, average)

@@ -270,6 +270,11 @@ class Saver:
         self._last = Snapshot.take(update, model, optimiser, state, self._last, average)
         self._under_way = self._writer.submit(self._write, self._last, best)
 
+    def written(self) -> set[int]:
+        """Return the updates whose checkpoints are on the disk, or are being written by this object."""
+        under_way = {self._last.update} if self._last is not None and self._under_way is not None else set()
+        return {int(path.name.removeprefix(PREFIX)) for path in checkpoint_paths(self._folder)} | under_way
+
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk; raise the error if it could not be written."""
         under_way, self._under_way = self._under_way, None

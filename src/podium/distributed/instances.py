@@ -8,6 +8,7 @@ instances are only combined in `sum_exact`, which fixes the order of additions, 
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import accumulate
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from podium.distributed import device_messages
 from podium.distributed.closed_ports import only_own_connections
-from podium.distributed.lost import naming_lost_instance
+from podium.distributed.lost import InstanceLost, naming_lost_instance
+from podium.distributed.regrouping import Membership
 from podium.distributed.shared_memory import SharedMemory
 
 #: large buffers are sent in pieces of this many bytes, so that one is added while the next is in transit
@@ -33,6 +35,10 @@ DOUBLING_BYTES = 1 << 20
 FIRST_TAG = 16
 #: size in bytes of the shared-memory buffers for `gather` and `broadcast`
 EXCHANGE_BYTES = 1 << 20
+#: numbers that each instance can keep where the others can read them, even after its end
+LEDGER_NUMBERS = 1 << 16
+#: how often an instance that waits for the others to come looks whether they still will
+_LOOK_S = 0.2
 
 
 class Instances:
@@ -60,9 +66,12 @@ class Instances:
         """Create one instance's view of a group.
 
         `connect` makes the group when it is first needed; `shared_memory`, given where all instances share memory, has
-        two buffers of EXCHANGE_BYTES. `device`: where this instance computes; the CPU if it is not given.
+        two buffers of EXCHANGE_BYTES and one of LEDGER_NUMBERS. `device`: where this instance computes; the CPU if it
+        is not given.
         """
         self.device = device or torch.device("cpu")
+        #: how these form another group with whoever is left, where whoever started them can do that
+        self.membership: Membership | None = None
         self.index = index
         self.count = count
         self.timeout_s = timeout_s
@@ -89,11 +98,12 @@ class Instances:
         timeout_s: float,
         host_sizes: Sequence[int] | None = None,
         device: torch.device | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> Self:
         """Join the other instances through `store`. A message that takes longer than `timeout_s` raises InstanceLost.
 
         `host_sizes`: how many consecutive instances are on each host; one if it is not given. `device`: where this
-        instance computes.
+        instance computes. `is_over`: whether this group will not come about, as one of its instances has been lost.
         """
         if count == 1:
             return cls.alone()
@@ -108,8 +118,8 @@ class Instances:
         shared_memory = None
         if host_sizes is not None and len(host_sizes) == 1:
             with naming_lost_instance(None):
-                gather = _gather_through(store, index, count, timeout)
-                sizes = [[(EXCHANGE_BYTES, torch.uint8)] * 2] * count
+                gather = _gather_through(store, index, count, timeout_s, is_over)
+                sizes = [[*[(EXCHANGE_BYTES, torch.uint8)] * 2, (LEDGER_NUMBERS, torch.float64)]] * count
                 shared_memory = SharedMemory.open(gather, index, range(count), range(count), timeout_s, sizes)
         instances = cls(index, count, connect, timeout_s, host_sizes, shared_memory=shared_memory, device=device)
         if shared_memory is None:
@@ -207,18 +217,18 @@ class Instances:
                 dist.all_gather_single(gathered.view(-1), values.contiguous().view(-1), group=self.group())
         return gathered
 
-    def broadcast(self, values: Tensor) -> None:
-        """Overwrite `values` (contiguous, the same shape everywhere) with those of instance 0."""
+    def broadcast(self, values: Tensor, source: int = 0) -> None:
+        """Overwrite `values` (contiguous, the same shape everywhere) with those of instance `source`."""
         if self.count == 1 or not values.numel():
             return
         assert values.device.type == "cpu", "a tensor of an accelerator among the messages of control"
         if self._shared is not None:
             flat = values.view(-1).view(torch.uint8)
-            for pieces, part in self._exchange(flat if self.index == 0 else flat[:0], flat.numel()):
-                flat[part].copy_(pieces[0])
+            for pieces, part in self._exchange(flat if self.index == source else flat[:0], flat.numel()):
+                flat[part].copy_(pieces[source])
         else:
-            with naming_lost_instance(0):
-                dist.broadcast(values, group=self.group(), group_src=0)
+            with naming_lost_instance(self.members[source]):
+                dist.broadcast(values, group=self.group(), group_src=source)
 
     def barrier(self) -> None:
         """Return when every instance has called this method."""
@@ -227,6 +237,22 @@ class Instances:
         elif self.count > 1:
             with naming_lost_instance(None):
                 dist.barrier(group=self.group())
+
+    @property
+    def ledgers(self) -> list[Tensor]:
+        """LEDGER_NUMBERS of each instance that all can read, even those of one that has ended; none where instances
+        share no memory. What was written before a barrier can be read after it."""
+        return [] if self._shared is None else [flats[2] for flats in self._shared.flats]
+
+    @property
+    def uses_messages(self) -> bool:
+        """Whether something has been sent that is not in shared memory."""
+        return self._group is not None
+
+    def leave(self) -> None:
+        """Take no further part: whoever waits for this instance, or does so later, raises InstanceLost."""
+        if self._shared is not None:
+            self._shared.leave()
 
     def close(self) -> None:
         """Leave the groups; no communication is possible afterwards."""
@@ -335,7 +361,9 @@ class _Exchange:
                 message.wait()
 
 
-def _gather_through(store: dist.Store, index: int, count: int, timeout: timedelta) -> Callable[[Tensor], Tensor]:
+def _gather_through(
+    store: dist.Store, index: int, count: int, timeout_s: float, is_over: Callable[[], bool]
+) -> Callable[[Tensor], Tensor]:
     """Return a function like `Instances.gather` that needs only a store."""
     calls = numbers()
 
@@ -343,7 +371,16 @@ def _gather_through(store: dist.Store, index: int, count: int, timeout: timedelt
         call = next(calls)
         keys = [f"call-{call}/{place}" for place in range(count)]
         store.set(keys[index], json.dumps(values.tolist()))
-        store.wait(keys, timeout)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                store.wait(keys, timedelta(seconds=_LOOK_S))
+                break
+            except dist.DistStoreError:
+                if is_over():
+                    raise InstanceLost(None, "the group has changed") from None
+                if time.monotonic() > deadline:
+                    raise
         return torch.tensor([json.loads(store.get(key)) for key in keys], dtype=values.dtype)
 
     return gather

@@ -9,24 +9,24 @@ import torch
 from podium.distributed.instances import Instances
 
 
-def broadcast_bytes(instances: Instances, data: bytes | None) -> bytes:
-    """Return the bytes of instance 0 on all instances; what the others pass is ignored."""
+def broadcast_bytes(instances: Instances, data: bytes | None, source: int = 0) -> bytes:
+    """Return the bytes of instance `source` on all instances; what the others pass is ignored."""
     if instances.count == 1:
         assert data is not None
         return data
     length = torch.tensor([len(data) if data is not None else 0])
-    instances.broadcast(length)
-    if data and instances.index == 0:
+    instances.broadcast(length, source)
+    if data and instances.index == source:
         values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     else:
         values = torch.empty(int(length), dtype=torch.uint8)
-    instances.broadcast(values)
+    instances.broadcast(values, source)
     return values.numpy().tobytes()
 
 
-def broadcast_facts(instances: Instances, facts: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the small mapping of instance 0 on all instances."""
-    value: dict[str, Any] = json.loads(broadcast_bytes(instances, json.dumps(facts or {}).encode()))
+def broadcast_facts(instances: Instances, facts: dict[str, Any] | None, source: int = 0) -> dict[str, Any]:
+    """Return the small mapping of instance `source` on all instances."""
+    value: dict[str, Any] = json.loads(broadcast_bytes(instances, json.dumps(facts or {}).encode(), source))
     return value
 
 

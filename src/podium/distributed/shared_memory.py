@@ -1,7 +1,8 @@
 """Memory that the instances of one host share, with barriers in it. Written here because neither torch nor gloo has
 such a transport for CPUs.
 
-    segment of a neighbour: its semaphores, one for each lane and neighbour, then its buffers (flat tensors)
+    segment of a neighbour: whether it has left, its semaphores, one for each lane and neighbour, then its buffers
+    (flat tensors)
 
 Segments have no name, and the system frees them when the last process that has them open ends, however it ends.
 """
@@ -23,8 +24,10 @@ from podium.distributed.lost import InstanceLost
 
 _SEMAPHORE_BYTES = 64  # a sem_t takes 32 at most; each has its own cache line
 _ALIGNMENT_BYTES = 4096
-#: how often a waiting process checks that the other is still alive
-_CHECK_S = 0.2
+#: where a segment says that its process takes no further part, behind the token
+_LEFT = 8
+#: how often a waiting process checks that the others are still there
+_CHECK_S = 0.1
 
 Size = tuple[int, torch.dtype]  # elements
 
@@ -69,7 +72,12 @@ class SharedMemory:
                     segments.append(segment if neighbour == index else Segment.opened(pid, fd, token, layout))
             except (OSError, ValueError):
                 segments = []
-        opened = gather(torch.tensor(bool(segments)))  # also keeps any from closing before all have opened
+        try:
+            opened = gather(torch.tensor(bool(segments)))  # also keeps any from closing before all have opened
+        except BaseException:
+            if segment:
+                segment.leave()
+            raise
         if not bool(opened.all()):
             return None
         return cls(segments, own, [members[neighbour] for neighbour in neighbours], timeout_s)
@@ -86,12 +94,25 @@ class SharedMemory:
         for place in others:
             waited, began = 0.0, time.monotonic()
             while not own.wait(lane, place, _CHECK_S):
-                if self._segments[place].has_ended():
-                    raise InstanceLost(self._members[place], "its process has ended")
+                self._check_others()
                 now = time.monotonic()
                 waited, began = waited + min(now - began, 2 * _CHECK_S), now  # ignores time spent suspended
                 if waited > self._timeout_s:
                     raise InstanceLost(self._members[place], f"no answer in {self._timeout_s:g} s")
+
+    def leave(self) -> None:
+        """Take no further part: barriers, in other threads of this process too, and those of the others, end with
+        InstanceLost."""
+        self._segments[self.own].leave()
+
+    def _check_others(self) -> None:
+        if self._segments[self.own].has_left():
+            raise InstanceLost(None, "this one has left the group")
+        for place in self.others:
+            if self._segments[place].has_ended():
+                raise InstanceLost(self._members[place], "its process has ended")
+            if self._segments[place].has_left():
+                raise InstanceLost(self._members[place], "it has left the group")
 
 
 class Segment:
@@ -150,6 +171,12 @@ class Segment:
         deadline = _Timespec(*divmod(until, 10**9))
         address = self._semaphore(lane, neighbour)
         return _call("sem_clockwait", address, time.CLOCK_MONOTONIC, ctypes.byref(deadline))
+
+    def leave(self) -> None:
+        self._memory[_LEFT] = 1
+
+    def has_left(self) -> bool:
+        return self._memory[_LEFT] == 1
 
     def has_ended(self) -> bool:
         poll = select.poll()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from podium.contract import Loss
 from podium.distributed.instances import Instances
+from podium.distributed.lost import InstanceLost
 from podium.distributed.messages import all_gather_facts
 
 
@@ -48,6 +49,50 @@ class PendingLosses:
     def __init__(self) -> None:
         self._values: list[Tensor | float] = []
         self._labels: list[tuple[str, int]] = []
+        #: how many belong to complete updates, and how many others can read
+        self._num_complete = self._num_published = 0
+        #: whether others can read all that was published
+        self.is_readable = True
+
+    def publish(self, ledger: Tensor, update: int) -> None:
+        """Write what is new to where other instances can read it even if this one ends: the `update` that all begins
+        with, then pairs of sum and count."""
+        start, self._num_published = self._num_published, len(self._labels)
+        if start == 0:
+            ledger.numpy()[0] = update
+        pairs = [
+            number
+            for value, (_, count) in zip(self._values[start:], self._labels[start:], strict=True)
+            for number in (value, count)
+        ]
+        if 1 + 2 * self._num_published > ledger.numel() or any(isinstance(number, Tensor) for number in pairs):
+            self.is_readable = False
+        else:
+            ledger.numpy()[1 + 2 * start : 1 + 2 * self._num_published] = pairs
+
+    def complete(self) -> None:
+        """Note that all so far are of complete updates."""
+        self._num_complete = len(self._labels)
+
+    def rescued(self, ledgers: Sequence[Tensor], index: int, num_updates: int, num_replicas: Sequence[int]) -> Sums:
+        """Return what `collect_alike` would, of complete updates, from what the instances have published: without a
+        word from any of them. This one is number `index`.
+
+        Raises InstanceLost where one has gone on to publish what comes next, as it has collected these.
+        """
+        num, first = self._num_complete, float(ledgers[index][0])
+        names = [name for name, _ in self._labels[:num]]
+        if not num_updates or not names:
+            return Sums()
+        per_replica = num // num_updates // num_replicas[index]
+        rows = [
+            ledger[1 : 1 + 2 * num_updates * of_one * per_replica].clone().reshape(num_updates, -1, 2)
+            for ledger, of_one in zip(ledgers, num_replicas, strict=True)
+        ]
+        if any(float(ledger[0]) != first for ledger in ledgers):
+            raise InstanceLost(None, "the losses since the last record are lost with it")
+        values = torch.cat(rows, dim=1).reshape(-1, 2)
+        return _sums(names[:per_replica] * (num_updates * sum(num_replicas)), values)
 
     def add(self, loss: Loss) -> None:
         self._add("loss", loss.sum, loss.count)
@@ -78,22 +123,35 @@ class PendingLosses:
         """Do the same where every replica has parts of the same names in the same order, as in training. Takes one
         message. `num_replicas`: how many each instance carries.
 
-        Parts are in the order in which a single instance would have them: by update, then by replica.
+        Parts are in the order in which a single instance would have them: by update, then by replica. All stays pending
+        where an instance is lost meanwhile.
         """
-        names, values = self._take()
+        names, values = self._read()
         if instances.count == 1 or not names:
+            self._forget()
             return _sums(names, values)
         per_replica = len(names) // num_updates // num_replicas[instances.index]
         rows = values.new_zeros(num_updates, max(num_replicas) * per_replica, 2)  # of one shape on all instances
         own = rows[:, : num_replicas[instances.index] * per_replica]
         own.copy_(values.view(own.shape))
         every = zip(instances.gather(rows), num_replicas, strict=True)
+        self._forget()
         gathered = torch.cat([row[:, : num * per_replica] for row, num in every], dim=1)
         return _sums(names[:per_replica] * (num_updates * sum(num_replicas)), gathered.reshape(-1, 2))
 
     def _take(self) -> tuple[list[str], Tensor]:
-        """Return (names, a (parts, 2) tensor of sums and counts in float64, which holds them exactly); nothing is
-        pending afterwards."""
+        """Return what `_read` does; nothing is pending afterwards."""
+        found = self._read()
+        self._forget()
+        return found
+
+    def _forget(self) -> None:
+        self._values, self._labels = [], []
+        self._num_complete = self._num_published = 0
+        self.is_readable = True
+
+    def _read(self) -> tuple[list[str], Tensor]:
+        """Return (names, a (parts, 2) tensor of sums and counts in float64, which holds them exactly)."""
         names = [name for name, _ in self._labels]
         values = torch.zeros(len(names), 2, dtype=torch.float64)
         if names:
@@ -105,7 +163,6 @@ class PendingLosses:
             else:
                 values[:, 0] = torch.tensor([float(value) for value in self._values], dtype=torch.float64)
             values[:, 1] = torch.tensor([count for _, count in self._labels], dtype=torch.float64)
-        self._values, self._labels = [], []
         return names, values
 
 

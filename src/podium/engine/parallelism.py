@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from podium.contract import Batch, Loss, ParamGroup, Workload
 from podium.distributed.instances import Instances
 from podium.distributed.lockstep import SideBySide, check_span, largest_span
+from podium.distributed.lost import InstanceLost
 from podium.distributed.pipeline.meta_blocks import local_tensors
 from podium.distributed.reduction.ddp import DdpReduction
 from podium.distributed.reduction.exact import ExactReduction
@@ -69,6 +70,7 @@ class Parallelism:
         self._reduction: Reduction
         self._side_by_side: SideBySide | None = None
         self._num_replicas = 1
+        self._ledgers = self.instances.ledgers
         self._waited: Waited = lambda seconds: None
 
     # --- an update, in the order of the calls -----------------------------------------------------------------------
@@ -134,6 +136,7 @@ class Parallelism:
                     loss = replicas.forward(self._reduction.model, slot, index)
                     replicas.add(loss)
                     if last:
+                        self._publish(replicas)
                         self._reduction.start(tree, replicas.count, stop)
                     replicas.backward(loss)
                     del loss  # not while the next pass runs: see PendingLosses
@@ -161,8 +164,14 @@ class Parallelism:
                 tree.push(tensors)
             if first + side_by_side.size < replicas.num:
                 tree.push(self._reduction.take())
+        self._publish(replicas)
         # Gradients are not sent during the backward pass here: with several replicas per instance, that saves little.
         self._reduction.start(tree, replicas.count, stop)
+
+    def _publish(self, replicas: LocalReplicas) -> None:
+        """Let the others read the losses of this update before any of them can complete it."""
+        if self._ledgers:
+            replicas.pending.publish(self._ledgers[self.instances.index], replicas.update)
 
     @property
     def exchange_s(self) -> float | None:
@@ -191,6 +200,26 @@ class Parallelism:
         sizes = [len(block) for block in deal(self._num_replicas, self.instances.count)]
         return pending.collect_alike(self.instances, num_updates, sizes)
 
+    # --- where instances come and go --------------------------------------------------------------------------------
+
+    def can_regroup(self) -> bool:
+        """Return whether every instance has the whole state, and could go on with others than these."""
+        return False
+
+    def rescue(self, pending: PendingLosses, num_updates: int) -> Sums:
+        """Return the losses that `collect` would, though some instances may be gone."""
+        sizes = [len(block) for block in deal(self._num_replicas, self.instances.count)]
+        if self.instances.count == 1:
+            return pending.collect_alike(self.instances, num_updates, sizes)
+        if not (self._ledgers and pending.is_readable):
+            raise InstanceLost(None, "its losses since the last record are lost with it")
+        return pending.rescued(self._ledgers, self.instances.index, num_updates, sizes)
+
+    def leave(self) -> None:
+        """Take no further part in these instances; those that wait for this one raise InstanceLost."""
+        self._reduction.leave()
+        self.instances.leave()
+
     # --- between updates --------------------------------------------------------------------------------------------
 
     def whole_model(self) -> AbstractContextManager[nn.Module]:
@@ -218,8 +247,13 @@ class Parallelism:
 class Replicated(Parallelism):
     """Whole replicas on every instance."""
 
+    def can_regroup(self) -> bool:
+        instances = self.instances
+        readable = instances.count == 1 or bool(self._ledgers)
+        return self._reduction_name == "exact" and readable and not instances.uses_messages
 
-class ShardedOptimiser(Replicated):
+
+class ShardedOptimiser(Parallelism):
     """Whole replicas, where every instance keeps the optimiser state of some parameters, steps these and broadcasts
     them to the others. `parallel.shard: optimiser`."""
 

@@ -36,17 +36,22 @@ class LocalReplicas:
         device: torch.device,
         loss_scale: LossScale,
         span: Span = lambda name: NO_SPAN,
+        *,
+        is_alone: bool = True,
     ) -> None:
+        """Prepare the passes; `is_alone`: whether this instance carries all replicas."""
         self._workload, self.numbers, self._seed = workload, numbers, seed
         self._buffers, self._device, self._loss_scale, self._span = list(buffers), device, loss_scale, span
         self.num, self.num_micro_batches = len(numbers), num_micro_batches
+        self._keeps_buffers = self.num > 1 or not is_alone
         #: losses that the host has not read yet
         self.pending = PendingLosses()
         #: items of the losses of this update, so far
         self.count = 0
-        #: the buffers at the start of this update, if there are several local replicas
+        #: the buffers at the start of this update, if there are several replicas
         self.start_buffers: list[Tensor] = []
-        self._update, self._samples = 0, dict[str, Tensor]()
+        #: the number of this update
+        self.update, self._samples = 0, dict[str, Tensor]()
         #: slot and micro-batch of the pass that runs
         self.running = (0, 0)
 
@@ -59,8 +64,8 @@ class LocalReplicas:
     def begin(self, update: int, samples: Mapping[str, Tensor]) -> None:
         """Begin update number `update`; `samples`: (local replicas, accumulation, micro-batch, …), or empty where
         another device of the pipeline has them."""
-        self._update, self._samples, self.count = update, dict(samples), 0
-        self.start_buffers = [buffer.clone() for buffer in self._buffers] if self.num > 1 else []
+        self.update, self._samples, self.count = update, dict(samples), 0
+        self.start_buffers = [buffer.clone() for buffer in self._buffers] if self._keeps_buffers else []
 
     def reset_buffers(self) -> None:
         """Reset the buffers to those that the first replica started from."""
@@ -74,7 +79,7 @@ class LocalReplicas:
 
     def enter(self, slot: int, index: int) -> None:
         """Seed torch for a micro-batch, whose random numbers depend only on its update, replica and index."""
-        enter_micro_batch(self._device, self._seed, MicroBatch(self._update, self.numbers[slot], index))
+        enter_micro_batch(self._device, self._seed, MicroBatch(self.update, self.numbers[slot], index))
 
     def forward(self, model: nn.Module, slot: int, index: int) -> Loss:
         """Run the forward pass of a micro-batch."""

@@ -159,6 +159,15 @@ class TrainState:
 
         Weights and optimiser state are restored by the checkpoint itself.
         """
+        self.load_facts(saved)
+        if self.average is not None:
+            elsewhere = remote_names(self.model)
+            held = {name: tensor for name, tensor in average.items() if name not in elsewhere}
+            check_average(held, local_tensors(self.model))
+            self.average.load(held, self.progress.num_averaged)
+
+    def load_facts(self, saved: Mapping[str, Any]) -> None:
+        """Restore everything but tensors."""
         check_saved(saved)
         self.progress = Progress.from_state(saved["progress"])
         try:
@@ -167,11 +176,6 @@ class TrainState:
             raise damaged_state("schedule does not hold what it should") from None
         if saved.get("loss_scale") is not None:
             self.loss_scale.load(saved["loss_scale"])
-        if self.average is not None:
-            elsewhere = remote_names(self.model)
-            held = {name: tensor for name, tensor in average.items() if name not in elsewhere}
-            check_average(held, local_tensors(self.model))
-            self.average.load(held, self.progress.num_averaged)
 
     def take_average(self, model: nn.Module) -> None:
         """Add the weights of `model`, the whole model, to the average."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from podium.distributed.lockstep import largest_span
+from podium.distributed.lost import InstanceLost
 from podium.distributed.reduction.tree import replica_mean
 from podium.engine.audit import AuditOptions, Audits
 from podium.engine.compile import Compiled, compiled, deterministic_algorithms
@@ -91,6 +92,7 @@ class Engine:
             device,
             state.loss_scale,
             self._events.span,
+            is_alone=group.count == 1,
         )
         self._num_pending = 0
         self._compiled: Compiled | None = None
@@ -129,9 +131,13 @@ class Engine:
         factor = scale.value
         audit = self._audits if self._audits is not None and self._audits.begin(update, self._replicas) else None
         with nullcontext() if self._compiled is None else deterministic_algorithms():
-            count, stop = self._gradients(update, samples, stop)
-            if audit is not None:
-                audit.check(update, self._compiled or self._state.model, self._replicas)
+            try:
+                count, stop = self._gradients(update, samples, stop)
+                if audit is not None:
+                    audit.check(update, self._compiled or self._state.model, self._replicas)
+            except InstanceLost:
+                self._undo()
+                raise
         divisor = count * factor if factor != 1 else count
         norms = None
         if scale.automatic or clip_norm is not None:
@@ -149,7 +155,14 @@ class Engine:
         for param in self._params:
             param.grad = None
         self._num_pending += 1
+        self._replicas.pending.complete()
         return stop
+
+    def _undo(self) -> None:
+        """Leave the model as it was before this update, whose gradients could not be summed."""
+        self._replicas.reset_buffers()
+        for param in self._params:
+            param.grad = None
 
     def _gradients(self, update: int, samples: Mapping[str, Tensor], stop: bool) -> tuple[Tensor | float, bool]:
         """Leave the sums over all replicas in `param.grad`; return what to divide them by, and whether to stop.
@@ -168,5 +181,11 @@ class Engine:
     def collect(self) -> Sums:
         """Return the losses of all instances since the last call. This is the only place where the host waits for the
         device."""
-        num_updates, self._num_pending = self._num_pending, 0
-        return self._parallelism.collect(self._replicas.pending, num_updates)
+        found = self._parallelism.collect(self._replicas.pending, self._num_pending)
+        self._num_pending = 0
+        return found
+
+    def rescue(self) -> Sums:
+        """Return what `collect` would, of complete updates, though some instances may be gone; nothing else is called
+        afterwards. Raises InstanceLost where that is not possible."""
+        return self._parallelism.rescue(self._replicas.pending, self._num_pending)

@@ -1,4 +1,4 @@
-"""Starts the instances of this host, watches them, and starts them again when one is lost.
+"""Starts the instances of this host, watches them, and replaces one that is lost, or starts all of them again.
 
 Written here: torch's elastic agent meets through a store that asks nobody who they are, and unpickles what it finds
 there. Hosts meet at a service of our own (`service.py`); on one host nothing listens on any port. Signals are handed to
@@ -19,7 +19,8 @@ from podium.errors import Interrupted, PodiumError, TrainingFailed, UserError
 from podium.launch.agreement import Agreement, EndedElsewhere, HostLost
 from podium.launch.assembly import HostMissing, assemble_hosts, open_service, open_store
 from podium.launch.core_rotation import CoreRotation
-from podium.launch.environment import ends_with_input, launch_environment, place_environment
+from podium.launch.crew import Crew
+from podium.launch.environment import JOINS, ends_with_input, launch_environment, place_environment
 from podium.launch.failures import (
     FINAL,
     PEER_LOST,
@@ -44,6 +45,8 @@ from podium.ui.console import warn
 
 #: How often the launcher checks its instances, and they rotate cores: measured best between 0.02 and 0.3 s.
 _WATCH_S = 0.1
+#: the same while instances wait for the launcher
+_HURRIED_S = 0.01
 
 
 def launch(
@@ -119,6 +122,9 @@ class _Host:
         self._rotation = CoreRotation(numa_nodes()) if section.turns else None
         self.instances = LocalInstances()
         self._exit_codes: dict[int, int] = {}
+        self._crew: Crew | None = None
+        #: how many instances were lost and replaced, or had all restart
+        self._num_lost = 0
         self._last_loss: Failure | None = None
         #: the name of a signal that was handed to the instances
         self.stopped_by = ""
@@ -136,18 +142,18 @@ class _Host:
                     return self._leave(agreement)
                 if self._is_final():
                     break
-                if attempt == self._section.restarts:
+                if self._num_lost >= self._section.restarts:
                     cause = self._cause_of_end() or Failure(-1, "", TrainingFailed.exit_code, "an instance was lost")
                     agreement.end()
                     return cause
                 attempt += 1
                 self._restart(agreement, attempt)
-            self.instances.stop()  # their notes say how they end
+            self._stop()  # their notes say how they end
             agreement.end()
             return self._cause_of_end()
         except EndedElsewhere:
             self.instances.wait(self._section.timeout)  # those that save have heard of it
-            self.instances.stop()
+            self._stop()
             agreement.end()
             elsewhere = "another host ended the run; see the messages there"
             code = (Interrupted if self._plan.started_again else TrainingFailed).exit_code
@@ -159,16 +165,36 @@ class _Host:
             kind = Interrupted if self._plan.started_again else TrainingFailed
             raise kind(f"the connection to {others} was lost{reason}; `podium resume` continues") from None
         finally:
-            self.instances.stop()
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._crew is not None:
+            self._crew.close()
+        self.instances.stop()
 
     def _start(self, attempt: int) -> None:
         plan, self._exit_codes = self._plan, {}
+        if plan.alone:
+            self._crew = Crew(
+                self.folder,
+                attempt,
+                self._name,
+                self.instances,
+                plan.topology.num_instances,
+                self._section.timeout,
+                lambda seat, place: self._start_processes(attempt, {seat: place}, {JOINS: "yes"}),
+            )
+        self._start_processes(attempt, {index: place for place, index in enumerate(plan.instances)}, {})
+
+    def _start_processes(self, attempt: int, places: Mapping[int, int], extra: Mapping[str, str]) -> None:
+        """Start an instance at each of these places of the host, by index."""
+        plan = self._plan
         count, local_count = plan.topology.num_instances, len(plan.instances)
-        common = {**os.environ, **launch_environment(str(self.folder), self._name, usable_cores())}
-        environments = {}
-        for local_index, index in enumerate(plan.instances):
-            place = place_environment(self._meeting, index, count, local_index, local_count, attempt)
-            environments[index] = {**common, **place}
+        common = {**os.environ, **launch_environment(str(self.folder), self._name, usable_cores()), **extra}
+        environments = {
+            index: {**common, **place_environment(self._meeting, index, count, place, local_count, attempt)}
+            for index, place in places.items()
+        }
         self.instances.start(plan.command, environments)
         if self.stopped_by:  # while they were being started
             self.instances.send(signal.Signals[self.stopped_by])
@@ -178,15 +204,25 @@ class _Host:
         while True:
             codes = self.instances.exit_codes()
             self._exit_codes = {index: code for index, code in codes.items() if code}
-            if self._exit_codes or agreement.is_lost(attempt):
+            if agreement.is_lost(attempt) or not self._goes_on():
                 return False
-            if not any(code is None for code in codes.values()):
+            if self._crew.has_ended() if self._crew else not any(code is None for code in codes.values()):
                 return True
             if self._rotation:
                 self._rotation.rotate(self.instances.process_ids())
-            time.sleep(_WATCH_S)
+            time.sleep(_HURRIED_S if self._crew and self._crew.is_changing else _WATCH_S)
+
+    def _goes_on(self) -> bool:
+        """Return whether the run goes on as it is, or with the instances that are left."""
+        if self._crew is None or (self._exit_codes and self.stopped_by):
+            return not self._exit_codes
+        num_lost = self._crew.look(self._num_lost, self._section.restarts)
+        self._num_lost += num_lost or 0
+        return num_lost is not None
 
     def _leave(self, agreement: Agreement) -> Failure | None:
+        if self._crew is not None:
+            self._crew.close()
         final = [failure for failure in read_failures(self.folder) if failure.final]
         agreement.end(in_order=True) if final else agreement.finish()
         return find_cause(final, {}, self._name)
@@ -200,11 +236,14 @@ class _Host:
         agreement.report_loss(number - 1)
         self._last_loss = find_cause(read_failures(self.folder), self._exit_codes, self._name)
         unknown = "an instance was lost" if self._plan.alone else "an instance of another host was lost"
+        if self._crew is not None:
+            unknown = self._crew.reason or unknown
+        self._num_lost += 1
         warn(
             f"{self._last_loss.sentence() if self._last_loss else unknown}; restarting from the last checkpoint "
-            f"({number} of {self._section.restarts})"
+            f"({self._num_lost} of {self._section.restarts})"
         )
-        self.instances.stop()
+        self._stop()
         clear_failures(self.folder)
 
     def _cause_of_end(self) -> Failure | None:

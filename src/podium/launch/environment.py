@@ -21,6 +21,8 @@ from podium.topology import share_of_cores
 #: Variables that Podium's own launcher hands to the instances it starts.
 LAUNCH_FOLDER, HOST_NAME, HOST_CORES = "PODIUM_LAUNCH_FOLDER", "PODIUM_HOST_NAME", "PODIUM_HOST_CORES"
 MEETING, ATTEMPT = "PODIUM_MEETING", "PODIUM_ATTEMPT"
+#: set for an instance that comes to a run under way
+JOINS = "PODIUM_JOINS"
 COMMAND = "PODIUM_COMMAND"
 #: Set for hosts that are started by ssh: they end when their standard input does.
 END_WITH_INPUT = "PODIUM_END_WITH_INPUT"
@@ -54,6 +56,8 @@ class Place:
     host_cores: tuple[int, ...] | None = None
     #: where Podium's launcher reads what went wrong; None under other launchers
     launch_folder: str | None = None
+    #: whether it comes to a run under way, where `index` is a number that no other instance has
+    joins: bool = False
 
 
 def find_place(env: Mapping[str, str]) -> Place | None:
@@ -87,6 +91,7 @@ def _place_of_podium(env: Mapping[str, str]) -> Place:
         host=env.get(HOST_NAME, ""),
         host_cores=tuple(map(int, cores.split(","))) if cores else None,
         launch_folder=env.get(LAUNCH_FOLDER),
+        joins=JOINS in env,
     )
 
 

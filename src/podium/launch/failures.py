@@ -70,6 +70,11 @@ def stop_was_requested(folder: Path) -> bool:
     return (folder / _STOP_REQUEST).exists()
 
 
+def clear_failure(folder: Path, instance: int) -> None:
+    """Remove the note of an instance."""
+    (folder / f"failure-{instance}.json").unlink(missing_ok=True)
+
+
 def clear_failures(folder: Path) -> None:
     """Remove the notes of the last attempt."""
     for path in folder.glob("failure-*.json"):

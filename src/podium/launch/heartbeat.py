@@ -28,7 +28,9 @@ class Heartbeat:
     """
 
     def __init__(self, place: Place, point: MeetingPoint, hellos: Sequence[Mapping[str, Any]]) -> None:
-        self._index, self._hellos, self._point = place.index, hellos, point
+        self._index, self._point = place.index, point
+        #: what the others have said of themselves, by their seats
+        self._hellos = dict(enumerate(hellos))
         self._beat_s = _BEAT_S * max(1.0, len(hellos) / _NUM_UNHURRIED)
         self._stop = threading.Event()
         # A connection of its own: the main thread may be waiting on the other one.
@@ -45,16 +47,29 @@ class Heartbeat:
             with suppress(RuntimeError, dist.DistError):
                 self._store.set(f"ending/{self._index}", "yes")
 
+    def follow(self, hellos: Mapping[int, Mapping[str, Any]]) -> None:
+        """Watch these instances from now on."""
+        self._hellos = dict(hellos)
+
     def silent(self) -> list[tuple[int, str]]:
-        """Return (instance, host) of those that count no more, though nothing says that they are dead."""
-        try:
+        """Return (instance, host) of those that count no more, though nothing says that they are dead, and end those
+        of them that are stopped. To be asked before this instance ends."""
+        with suppress(RuntimeError, dist.DistError):
             self._store.set(f"ending/{self._index}", "yes")
+        found = self.silent_seats()
+        for index in found:
+            self._end_if_stopped(index)
+        return [(index, str(self._hellos[index]["host"])) for index in found]
+
+    def silent_seats(self) -> list[int]:
+        """Return those that count no more, though nothing says that they are dead."""
+        try:
             before = self._numbers()
             time.sleep(4 * self._beat_s)
             after = self._numbers()
             silent = [
                 index
-                for index in range(len(self._hellos))
+                for index in self._hellos
                 if index != self._index and before[index] == after[index] and not self._store.check([f"ending/{index}"])
             ]
         except (RuntimeError, dist.DistError):
@@ -62,15 +77,12 @@ class Heartbeat:
             if self._point.is_closed():
                 return []
             own = self._hellos[self._index]["host"]
-            silent = [index for index, hello in enumerate(self._hellos) if hello["host"] != own]
-        found = [index for index in silent if not self.is_dead(index)]
-        for index in found:
-            self._end_if_stopped(index)
-        return [(index, str(self._hellos[index]["host"])) for index in found]
+            silent = [index for index, hello in self._hellos.items() if hello["host"] != own]
+        return [index for index in silent if not self.is_dead(index)]
 
-    def _numbers(self) -> list[bytes]:
-        keys = [f"beat/{index}" for index in range(len(self._hellos))]
-        return [self._store.get(key) if self._store.check([key]) else b"" for key in keys]
+    def _numbers(self) -> dict[int, bytes]:
+        keys = {index: f"beat/{index}" for index in self._hellos}
+        return {index: self._store.get(key) if self._store.check([key]) else b"" for index, key in keys.items()}
 
     def is_dead(self, index: int) -> bool:
         """Return True for an instance of this host whose process has ended: the launcher reports that."""

@@ -27,6 +27,7 @@ from podium.launch.environment import Place, num_host_cores, own_cores
 from podium.launch.failures import FINAL, PEER_LOST, SILENT, Failure, find_cause, write_failure
 from podium.launch.heartbeat import Heartbeat
 from podium.launch.lifeline import end_with_launcher
+from podium.launch.member import CrewMember
 from podium.launch.point import MeetingPoint, early_log_folder
 from podium.launch.sockets import give_up_after
 from podium.recipe.sections.parallel import ParallelSection
@@ -67,7 +68,7 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: byte
     for all instances.
     """
     host = place.host or socket.gethostname()
-    console_fd = os.dup(2)
+    consoles = os.dup(1), os.dup(2)
     log = early_log = _quiet(place) if place.index else ""
     end_with_launcher(os.environ)
     code, message, shared, store, point, heartbeat = 0, "", False, None, None, None
@@ -79,26 +80,33 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: byte
         use_interface(place.address)
         point = MeetingPoint(place, secret)
         store = point.open(task.timeout_s)
-        others = _greet(store, place, own, task.timeout_s)
+        others = _come(store, place, own, task.timeout_s) if place.joins else _greet(store, place, own, task.timeout_s)
         all_cores = [other["cores"] for other in others]
-        os.sched_setaffinity(0, own_cores(place, all_cores))
+        index = place.local_index if place.joins else place.index
+        own_share = own_cores(replace(place, index=index), all_cores)
+        os.sched_setaffinity(0, own_share)
         parallel, sizes = task.parallel, _host_sizes(others)
         hosts = tuple(sizes)
         topology = build_topology(
             task.num_replicas, place.count, hosts, parallel.num_stages, parallel.stage_layers, tuple(sizes.values())
         )
-        topology = replace(topology, host_cores=num_host_cores(place, all_cores))
+        topology = replace(topology, host_cores=num_host_cores(replace(place, index=index), all_cores))
         # From here on there may be something to save, and threads that hear of the end of the launcher.
         end_with_launcher(os.environ, signal.SIGTERM)
         heartbeat = Heartbeat(place, point, others)
-        instances = Instances.join(
-            dist.PrefixStore("instances", store),
-            place.index,
-            place.count,
-            task.timeout_s,
-            topology.host_sizes,
-            task.device,
-        )
+        if place.joins:
+            instances = Instances.alone()
+        else:
+            instances = Instances.join(
+                dist.PrefixStore("instances", store),
+                place.index,
+                place.count,
+                task.timeout_s,
+                topology.host_sizes,
+                task.device,
+            )
+        if place.launch_folder is not None and len(hosts) == 1:
+            instances.membership = CrewMember(place, store, heartbeat, topology, task.timeout_s, consoles, own_share)
         give_up_after(task.timeout_s)
         task.run(topology, instances)
         instances.close()
@@ -115,7 +123,7 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: byte
     if place.launch_folder is None:
         if early_log and not failure.log:
             Path(early_log).unlink(missing_ok=True)
-        code = _report_to_user(place, failure, store, console_fd)
+        code = _report_to_user(place, failure, store, consoles[1])
         if point is not None:
             point.close()
         return code
@@ -204,6 +212,14 @@ def _greet(store: dist.Store, place: Place, own: Mapping[str, Any], timeout_s: f
             with suppress(RuntimeError, dist.DistError):
                 store.wait([f"read/{index}" for index in range(place.count)], timedelta(seconds=10))
         raise
+    return hellos
+
+
+def _come(store: dist.Store, place: Place, own: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+    """Introduce an instance that comes to a run under way; return what those at its beginning have said."""
+    hellos = [json.loads(store.get(f"hello/{index}")) for index in range(place.count)]
+    check_hellos([*hellos, own])
+    store.set(f"hello/{place.index}", json.dumps(own))
     return hellos
 
 

@@ -26,6 +26,17 @@ class LocalInstances:
         for index, env in environments.items():
             self._processes[index] = start_instance(command, env)
 
+    def kill(self, index: int) -> None:
+        """End one at once, and forget it."""
+        if index in self._processes:
+            self._processes[index].kill()
+            self._processes[index].wait()
+            self.forget(index)
+
+    def forget(self, index: int) -> None:
+        """Forget one that has ended."""
+        self._processes.pop(index, None)
+
     def process_ids(self) -> list[int]:
         """Return those that are running, in the order of the instances."""
         return [process.pid for process in list(self._processes.values()) if process.poll() is None]

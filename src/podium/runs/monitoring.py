@@ -42,7 +42,7 @@ class Monitoring:
         placement = training.placement
         self._training, self._clock, self._every_s = training, clock, every_s
         self._on = training.recipe.log.monitor
-        self._path = instance_file(run, placement.instances.index)
+        self._run = run
         self._writes = True
         self._ending, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._go_on, name="podium-monitor", daemon=True)
@@ -165,9 +165,10 @@ class Monitoring:
             "values": self._reading.values,
             "unknown": self._reading.unknown,
         }
+        path = instance_file(self._run, placement.instances.index)
         with suppress(FileExistsError):
-            self._path.parent.mkdir(exist_ok=True)
-        replace_file(self._path, json.dumps(facts).encode())
+            path.parent.mkdir(exist_ok=True)
+        replace_file(path, json.dumps(facts).encode())
 
 
 def _adds_up(name: str) -> bool:

@@ -44,9 +44,12 @@ from podium.ui import console
 from podium.workloads.registry import own_member, workload_class
 
 
-@dataclass(frozen=True)
+@dataclass
 class Training:
-    """A run that is ready to begin: its task, placement, form of parallelism, and state."""
+    """A run that is ready to begin: its task, placement, form of parallelism, and state.
+
+    Placement and form of parallelism change where instances come and go (`regrouping.py`).
+    """
 
     recipe: Recipe
     task: Task

@@ -120,13 +120,27 @@ def estimate(training: Training, enough: int = 0) -> Estimate | None:
         passes = -(-first // few) * max(micro_batch, valid_micro)
         if passes + rest > enough:
             most = _affordable(training, first // few)
+            tried = min(micro_batch, most)
+            taken_by_passes = _trial(training, tried, times=_SETTLED)
+            _pass(training, min(valid_micro, most), train=False)  # what it loads stays
+            now = _used_now()  # the recording takes memory of its own
             train = _requests(training, micro_batch, most)
             valid = _requests(training, valid_micro, most, train=False)
             passes, taken = _replayed(training, train, valid)
-            rest = taken - passes + _unseen(training, micro_batch, most)
-    return_free_memory()
+            # Libraries have buffers of their own. They are not extended beyond the samples that were tried: a small
+            # error of the measurement would become a large one.
+            told = _most_of(train if tried == micro_batch else _requests(training, tried, most), _SETTLED)
+            rest = taken - passes + max(0, taken_by_passes - told)
+        else:
+            now = _used_now()
     reset_peak()
-    return Estimate(resident_bytes(), passes, rest + _report(training, passes))
+    return Estimate(now, passes, rest + _report(training, passes))
+
+
+def _used_now() -> int:
+    """Return the memory of this process that is not merely kept."""
+    return_free_memory()
+    return resident_bytes()
 
 
 def _affordable(training: Training, sample_bytes: int) -> int:
@@ -134,18 +148,6 @@ def _affordable(training: Training, sample_bytes: int) -> int:
     _, available = host_bytes()
     share = _TRIAL_SHARE * available / len(training.placement.instances.neighbours)
     return max(_FEW, int(share / max(1, sample_bytes)))
-
-
-def _unseen(training: Training, num_samples: int, most: int) -> int:
-    """Return what passes take beside what torch's allocator is asked for, such as libraries' own buffers.
-
-    It is not extended beyond the samples that were tried: a small error of the measurement would become a large one.
-    """
-    tried = min(num_samples, most)
-    heap, requests = Heap(), recorded(lambda: _pass(training, tried))
-    for _ in range(_SETTLED):
-        heap.replay(requests)
-    return max(0, _trial(training, tried, times=_SETTLED) - heap.most)
 
 
 def _requests(training: Training, num_samples: int, most: int, *, train: bool = True) -> list[int]:
@@ -164,9 +166,10 @@ def _requests(training: Training, num_samples: int, most: int, *, train: bool = 
     return [sizes[1] + max(0, sizes[1] - sizes[0]) * (num_samples - more) // max(1, more - few)]
 
 
-def _most_of(requests: list[int]) -> int:
+def _most_of(requests: list[int], times: int = 1) -> int:
     heap = Heap()
-    heap.replay(requests)
+    for _ in range(times):
+        heap.replay(requests)
     return heap.most
 
 

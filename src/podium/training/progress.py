@@ -5,7 +5,8 @@ from typing import Any
 
 from podium.engine.state import Lengths, Progress
 from podium.recipe.sections.metric import StopSection
-from podium.topology import Topology, usable_cores
+from podium.topology import usable_cores
+from podium.training.build import Training
 from podium.training.clock import Clock, Utilisation
 from podium.ui.console import clock_text, number
 
@@ -13,9 +14,8 @@ from podium.ui.console import clock_text, number
 class Meter:
     """Samples per second of training time since the last record, and on what they were trained."""
 
-    def __init__(self, clock: Clock, lengths: Lengths, update: int, topology: Topology) -> None:
-        self._clock, self._lengths = clock, lengths
-        self._topology = {f"topology/{name}": topology.record()[name] for name in ("hosts", "instances")}
+    def __init__(self, clock: Clock, lengths: Lengths, update: int, training: Training) -> None:
+        self._clock, self._lengths, self._training = clock, lengths, training
         self._utilisation = Utilisation(len(usable_cores()))
         self._update, self._seconds = update, clock.seconds()
         self.samples_per_second = 0.0
@@ -23,14 +23,16 @@ class Meter:
     def record(self, update: int) -> dict[str, float]:
         now, before = self._clock.seconds(), self._seconds
         spent = training_seconds(now) - training_seconds(before)
-        self.samples_per_second = (update - self._update) * self._lengths.global_batch / max(spent, 1e-9)
+        if update > self._update:  # else this record is made again
+            self.samples_per_second = (update - self._update) * self._lengths.global_batch / max(spent, 1e-9)
         self._update, self._seconds = update, now
+        topology = self._training.placement.topology.record()
         return {
             "train/samples_per_second": self.samples_per_second,
             "time/input_wait_s": now["input_wait"] - before["input_wait"],
             "time/total_s": now["total"],
             "device/cpu_percent": self._utilisation.percent(),
-            **self._topology,
+            **{f"topology/{name}": topology[name] for name in ("hosts", "instances")},
         }
 
 

@@ -74,6 +74,12 @@ class StopRequest:
             if update >= max(1, self._last_update):
                 raise Interrupted(f"--until {self.until} is reached: {update} updates are made; {self.advice}")
 
+    def agreed(self, instances: "Instances", update: int) -> bool:
+        """Return whether any instance has a reason to stop once `update` updates are made: the same on all."""
+        import torch
+
+        return bool(instances.gather(torch.tensor([self.after(update) is not None], dtype=torch.uint8)).any())
+
     def flags(self) -> list[str]:
         """Return the options that say the same to the instances of a launch."""
         return [] if self.until is None else ["--until", str(self.until)]

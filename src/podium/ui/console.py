@@ -107,6 +107,12 @@ def write_everything_to(path: Path) -> None:
     _log, _log_is_console = path, True
 
 
+def speak_again() -> None:
+    """Take note that the standard streams are those of the console again."""
+    global _log, _log_is_console
+    _log, _log_is_console = None, False
+
+
 def _keep(text: str) -> None:
     if _log is not None and not _log_is_console:
         with suppress(OSError), append_regular(_log) as file:

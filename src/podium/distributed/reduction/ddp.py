@@ -71,6 +71,9 @@ class DdpReduction:
             self._values = torch.cat(values)
             self._works.append(dist.all_reduce(self._values, group=self._instances.group(), async_op=True))
 
+    def leave(self) -> None:
+        pass
+
     def finish(self) -> tuple[Tensor | float, bool]:
         if any(param.grad is None for param in self._params):
             # DistributedDataParallel would silently skip the reduction of this update, and fail in the next.

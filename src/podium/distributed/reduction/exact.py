@@ -108,7 +108,13 @@ class ExactReduction:
         handles = [
             param.register_post_accumulate_grad_hook(_weak_hook(method, index)) for index, param in enumerate(params)
         ]
-        weakref.finalize(self, _end, self._carrier, handles)
+        self._end = weakref.finalize(self, _end, self._carrier, handles)
+        self._summed = summed
+
+    def leave(self) -> None:
+        self._armed = False
+        self._summed.leave()
+        self._end()
 
     def micro_batch(self, last: bool) -> AbstractContextManager:
         return nullcontext()

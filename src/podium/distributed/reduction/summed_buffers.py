@@ -43,6 +43,10 @@ class Buffers(Protocol):
         """Sum buffer `number` over all subtrees of all instances, in place; lanes are as in `Instances.sum_exact`."""
         ...
 
+    def leave(self) -> None:
+        """Take no further part: sums that wait, here and on other instances of this host, raise InstanceLost."""
+        ...
+
 
 def summed_buffers(
     instances: Instances, num_replicas: int, sizes: Sequence[Size], device: torch.device, num_lanes: int = LANES
@@ -80,6 +84,9 @@ class SentBuffers:
     def sum(self, number: int, lane: int) -> None:
         self._instances.sum_exact(self.flats[number], lane)
 
+    def leave(self) -> None:
+        pass
+
 
 class SharedBuffers:
     """Buffers in memory that all instances of a host share."""
@@ -89,6 +96,9 @@ class SharedBuffers:
     def __init__(self, instances: Instances, shared_memory: SharedMemory) -> None:
         self._instances, self._shared = instances, shared_memory
         self.flats = shared_memory.flats[shared_memory.own]
+
+    def leave(self) -> None:
+        self._shared.leave()
 
     def sum(self, number: int, lane: int) -> None:
         buffers = [flats[number] for flats in self._shared.flats]

@@ -98,6 +98,10 @@ class Reduction(Protocol):
         """Leave the sums of gradients in `param.grad`; return what to divide them by and whether any instance stops."""
         ...
 
+    def leave(self) -> None:
+        """Take no further part, in the middle of an update too; nothing else is called afterwards."""
+        ...
+
 
 class LocalReduction:
     """The reduction where one instance carries all replicas, without communication."""
@@ -128,6 +132,9 @@ class LocalReduction:
                 param.grad = grad
             self.buffer_totals = [total for total in sums[len(self._params) :] if total is not None]
         return count, stop
+
+    def leave(self) -> None:
+        self._started = None
 
 
 def take_gradients(params: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> Tensors:

@@ -56,6 +56,10 @@ class UnevenBuffers:
         self._sent_joins = [exchange.sent_join(self._host, subtree) for subtree in exchange.of_host(self._host)]
         self._received: dict[tuple[torch.dtype, int], Tensor] = {}
 
+    def leave(self) -> None:
+        if self._shared is not None:
+            self._shared.leave()
+
     def sum(self, number: int, lane: int) -> None:
         flat, parts = self.flats[number], [subtree[number] for subtree in self._on_host]
         self._barrier(lane)

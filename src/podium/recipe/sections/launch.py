@@ -22,7 +22,7 @@ def _command(text: str) -> str:
 class LaunchSection(Section):
     """How instances are started and watched; none of these keys changes the weights."""
 
-    #: how often a run restarts automatically, from its last checkpoint, after losing an instance
+    #: how many instances may be lost: each is replaced, or all restart from the last checkpoint
     restarts: NonNegativeInt = 3
     #: seconds that an instance may be silent, or that a host may take to join
     timeout: Seconds = 300.0

@@ -112,5 +112,8 @@ class _Share:
             return True
         self.codes.append(verdict.code)
         if code != _INTERRUPTED:
-            collect(self.study)
+            try:
+                collect(self.study)
+            except UserError as error:  # somebody else works on the table: no reason to end what trains
+                say(str(error))
         return False
