@@ -37,6 +37,7 @@ OWN = [
     torch.AcceleratorError("CUDA error: device-side assert triggered"),
     dist.DistBackendError("NCCL error: unhandled cuda error: out of memory"),
     RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("Backend xccl does not support allgather_into_tensor_coalesced"),
 ]
 
 

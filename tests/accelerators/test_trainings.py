@@ -51,6 +51,8 @@ TOGETHER = {f"{name}/eight": of_eight(name) for name in TINY} | {
     "bert/stages": of_eight("bert", "parallel.stages=2"),
     "gpt2/stages": of_eight("gpt2", "parallel.stages=2", "parallel.schedule=grouped"),
 }
+#: with torch's reduction, which promises no bits
+FAST = {"mnist/fast": of_eight("mnist", "engine.reduction=fast")}
 #: with three, blocks of replicas are of different sizes
 OF_THREE = {name: TOGETHER[name] for name in ("neuron/eight", "gpt2/eight")}
 #: what does not belong to a CPU, or to one instance
@@ -74,7 +76,7 @@ def together(tmp_path_factory):
 
     def with_count(count):
         if count not in known:
-            trainings = OF_THREE if count == 3 else TOGETHER
+            trainings = OF_THREE if count == 3 else TOGETHER | FAST
             known[count] = pretend.trained(tmp_path_factory.mktemp(f"devices-{count}"), trainings, count)
         return known[count]
 
@@ -95,6 +97,12 @@ def test_a_device_has_the_bits_of_the_cpu(name, alone, on_cpu):
 @pytest.mark.parametrize("name", TOGETHER)
 def test_several_devices_have_the_bits_of_one(name, count, together, on_cpu):
     assert_equal(together(count)[name], on_cpu[name])
+
+
+def test_fast_reduction_trains_on_several_devices(together, on_cpu):
+    got = together(2)["mnist/fast"]
+    assert "error" not in got, got["error"]
+    assert got["valid"]["last"]["loss"] == pytest.approx(on_cpu["mnist/eight"]["valid"]["last"]["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", OF_THREE)

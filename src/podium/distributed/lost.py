@@ -10,7 +10,7 @@ import torch
 _OWN = (torch.OutOfMemoryError, torch.AcceleratorError)
 _OWN_TEXTS = re.compile(
     r"out of memory|can't allocate memory|unhandled (cuda|hip|sycl) error|device-side assert|(CUDA|HIP|XPU) error"
-    r"|No backend type associated",
+    r"|No backend type associated|does not support|not implemented",
     re.IGNORECASE,
 )
 
