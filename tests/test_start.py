@@ -56,7 +56,15 @@ def test_the_first_update_of_mnist_waits_for_nothing_that_it_does_not_need(tmp_p
     later = ("tensorboard", "google.protobuf", "PIL", "matplotlib", "jinja2")  # with records, reports
     other = ("h5py", "numba", "optuna", "pandas", "scipy", "tokenizers", "transformers", "wandb", "mlflow")
     other_ways = ("torch._dynamo", "torch._inductor", "torch.distributed.pipelining", "torch.distributed.fsdp")
-    own = ("podium.study", "podium.report", "podium.plan", "podium.profiling", "podium.submit", "podium.tune.measure")
+    own = (
+        "podium.study",
+        "podium.report.prediction",
+        "podium.report.page",
+        "podium.plan",
+        "podium.profiling",
+        "podium.submit",
+        "podium.tune.measure",
+    )
     assert _packages(modules, *later, *other, *other_ways, *own) == []
 
 
