@@ -26,32 +26,33 @@ def host(monkeypatch):
     return with_devices
 
 
-def of_torchrun(host, local, size):
+def of_torchrun(host, local, size, num_hosts):
     return {
-        "RANK": str(host * size + local), "WORLD_SIZE": str(2 * size), "LOCAL_RANK": str(local),
+        "RANK": str(host * size + local), "WORLD_SIZE": str(num_hosts * size), "LOCAL_RANK": str(local),
         "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "a", "MASTER_PORT": "1",
     }  # fmt: skip
 
 
-def of_slurm(host, local, size):
+def of_slurm(host, local, size, num_hosts):
     return {
-        "SLURM_PROCID": str(host * size + local), "SLURM_NTASKS": str(2 * size), "SLURM_LOCALID": str(local),
-        "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[1-2]",
-        "SLURM_STEP_TASKS_PER_NODE": f"{size}(x2)",
+        "SLURM_PROCID": str(host * size + local), "SLURM_NTASKS": str(num_hosts * size), "SLURM_LOCALID": str(local),
+        "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": str(num_hosts),
+        "SLURM_STEP_NODELIST": f"n[1-{num_hosts}]", "SLURM_STEP_TASKS_PER_NODE": f"{size}(x{num_hosts})",
     }  # fmt: skip
 
 
-def of_kubernetes(host, local, size):
+def of_kubernetes(host, local, size, num_hosts):
     """A pod's launcher is Podium's own, which sets what torch's does; the Job's index tells it which host it is."""
-    return {**of_torchrun(host, local, size), "JOB_COMPLETION_INDEX": str(host)}
+    return {**of_torchrun(host, local, size, num_hosts), "JOB_COMPLETION_INDEX": str(host)}
 
 
 @pytest.mark.parametrize("launcher", [of_torchrun, of_slurm, of_kubernetes])
-@pytest.mark.parametrize("size", [1, 3, 4, 8])
-def test_an_instance_takes_the_device_of_its_place_on_the_host(launcher, size, host):
+@pytest.mark.parametrize(("num_hosts", "size"), [(1, 4), (2, 1), (2, 3), (2, 4), (3, 7), (3, 8)])  # odd: slices (MIG)
+def test_an_instance_takes_the_device_of_its_place_on_the_host(launcher, num_hosts, size, host):
     host(size)
-    for number in range(2):
-        places = [find_place(launcher(number, local, size)) for local in range(size)]
+    for number in range(num_hosts):
+        places = [find_place(launcher(number, local, size, num_hosts)) for local in range(size)]
+        assert [place.index for place in places] == list(range(number * size, (number + 1) * size))
         taken = [resolve_device("auto", place.local_index) for place in places]
         assert taken == [torch.device("cuda", index) for index in range(size)]
 
