@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -14,7 +13,7 @@ from typing import Self
 import torch
 
 from podium.errors import Interrupted, PodiumError, TrainingFailed, UserError
-from podium.machine.signals import stop_signals
+from podium.machine.signals import can_handle_signals, stop_signals_heard
 from podium.training.stop_request import StopRequest
 from podium.ui import console
 from podium.workloads.registry import explain_own
@@ -29,12 +28,12 @@ class SessionStop(StopRequest):
     """
 
     def __enter__(self) -> Self:
-        return super().__enter__() if _in_main_thread() else self
+        return super().__enter__() if can_handle_signals() else self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if _in_main_thread():
+        if can_handle_signals():
             super().__exit__(kind, error, traceback)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -125,7 +124,7 @@ class _EndWithParent:
 
 @contextmanager
 def _passing_signals_to(process: subprocess.Popen) -> Iterator[None]:
-    if not _in_main_thread():
+    if not can_handle_signals():
         yield
         return
 
@@ -133,13 +132,5 @@ def _passing_signals_to(process: subprocess.Popen) -> Iterator[None]:
         with suppress(ProcessLookupError):
             process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in stop_signals()}
-    try:
+    with stop_signals_heard(pass_on):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()

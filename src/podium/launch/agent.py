@@ -38,7 +38,7 @@ from podium.launch.secret import new_secret, read_secret_line, users_secret
 from podium.launch.ssh import RemoteHost, end_with_input
 from podium.launch.store import is_open
 from podium.machine.cores import numa_nodes
-from podium.machine.signals import stop_signals
+from podium.machine.signals import stop_signals_heard
 from podium.recipe.sections.launch import LaunchSection
 from podium.topology import usable_cores
 from podium.ui.console import warn
@@ -270,9 +270,5 @@ def _forwarding(host: _Host) -> Iterator[None]:
             shutil.rmtree(host.folder, ignore_errors=True)
             os._exit(130)
 
-    before = {number: signal.signal(number, forward) for number in stop_signals()}
-    try:
+    with stop_signals_heard(forward):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -4,14 +4,26 @@ one by which it stops waiting for code of a user."""
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Those that ask to stop. SIGHUP, which a closing terminal sends, is one unless it is ignored, as under nohup."""
     always = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     return always if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (*always, signal.SIGHUP)
+
+
+@contextmanager
+def stop_signals_heard(hear: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Hand the signals that ask to stop to `hear`."""
+    before = {number: signal.signal(number, hear) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class TookTooLong(BaseException):

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from podium.errors import UserError, writing
-from podium.machine.signals import stop_signals
+from podium.machine.signals import stop_signals_heard
 from podium.recipe.loading import Recipe, to_yaml
 from podium.runs.folder import Run, replace_file
 from podium.runs.recipe_changes import may_change
@@ -373,12 +373,8 @@ class Conductor:
             self._asked_again |= number == signal.SIGINT and bool(self._stopped_by)
             self._stopped_by = self._stopped_by or signal.Signals(number).name
 
-        before = {number: signal.signal(number, hear) for number in stop_signals()}
-        try:
+        with stop_signals_heard(hear):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _forgotten(record: RunRecord, length: str) -> RunRecord:

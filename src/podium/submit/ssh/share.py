@@ -3,7 +3,6 @@
 The hosts share the study's folder. A run is taken by making a file, which only one host can.
 """
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from podium.errors import UserError, system_reason
-from podium.machine.signals import stop_signals
+from podium.machine.signals import stop_signals_heard
 from podium.runs.folder import JOB
 from podium.study.collect import collect
 from podium.study.executor import Executor, LocalProcesses
@@ -78,12 +77,8 @@ class _Share:
         def hear(number: int, frame: FrameType | None) -> None:
             self.stopping = True
 
-        before = {number: signal.signal(number, hear) for number in stop_signals()}
-        try:
+        with stop_signals_heard(hear):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _take(self, number: int) -> bool:
         try:
