@@ -115,7 +115,8 @@ def test_the_board_is_served_on_loopback_only_with_hyper_parameters(folder, tmp_
     )  # fmt: skip
     try:
         assert process.stderr is not None
-        address = next(found[0] for line in process.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+/", line)))
+        printed = re.compile(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/")  # with its token
+        address = next(found[0] for line in process.stderr if (found := printed.search(line)))
         served = psutil.Process(process.pid).children(recursive=True)
         listening = [one.laddr.ip for child in served for one in child.net_connections() if one.status == "LISTEN"]
         assert listening == ["127.0.0.1"]

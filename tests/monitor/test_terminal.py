@@ -26,14 +26,21 @@ _ENDLESS = ["train.length=1000000up", "checkpoint.every=0", "checkpoint.best=fal
 class Terminal:
     """A pseudo-terminal with a command in it."""
 
-    def __init__(self, command: list[str], cwd: Path, columns: int, rows: int) -> None:
+    def __init__(
+        self, command: list[str], cwd: Path, columns: int, rows: int, interrupts: signal.Handlers = signal.SIG_DFL
+    ) -> None:
         self._here, there = pty.openpty()
         self.resize(columns, rows)
         self.settings = termios.tcgetattr(there)
         environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""}
+
+        def before() -> None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
+            signal.signal(signal.SIGINT, interrupts)  # whatever is handed down to the tests themselves
+
         self.process = subprocess.Popen(
             command, cwd=cwd, stdin=there, stdout=there, stderr=there, env=environment, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
+            preexec_fn=before,
         )  # fmt: skip
         self._there = there
         self.shown = b""
@@ -57,11 +64,15 @@ class Terminal:
         return termios.tcgetattr(self._there) == self.settings
 
 
-@pytest.mark.parametrize("keys", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
-def test_it_is_seen_in_a_terminal_of_any_size_and_left_without_harm(keys, tmp_path):
+@pytest.mark.parametrize(
+    ("keys", "interrupts"),
+    [(b"q", signal.SIG_DFL), (b"\x03", signal.SIG_DFL), (b"\x03", signal.SIG_IGN)],
+    ids=["q", "Ctrl-C", "Ctrl-C, ignored by whoever starts it"],
+)
+def test_it_is_seen_in_a_terminal_of_any_size_and_left_without_harm(keys, interrupts, tmp_path):
     with started("train", *TINY["mnist"], *_ENDLESS, "--out", "run", cwd=tmp_path) as podium:
         podium.until_records(tmp_path / "run", 4)
-        terminal = Terminal(podium_command("monitor", "run"), tmp_path, 80, 24)
+        terminal = Terminal(podium_command("monitor", "run"), tmp_path, 80, 24, interrupts)
         shown = terminal.until("q: end")
         assert "update" in shown
         assert "train loss" in shown

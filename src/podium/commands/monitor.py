@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ def monitor(run: Run) -> None:
         console.out.print(Screen(watcher.look()))
         return
     view = watcher.look()
-    with suppress(KeyboardInterrupt), _single_keys():
+    with suppress(KeyboardInterrupt), _interruptible(), _single_keys():
         view = _show(watcher, view)
     console.say(_farewell(run, view))
 
@@ -71,6 +72,16 @@ def _pressed(seconds: float) -> frozenset[int]:
     if not ready:
         return frozenset()
     return frozenset(os.read(sys.stdin.fileno(), 1024) or b"q")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Hear Ctrl-C also where whoever started this process ignored it, as shells do for what runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
