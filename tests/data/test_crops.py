@@ -1,6 +1,7 @@
 """Crops of JPEGs: equal to a whole decode wherever less is decoded, and windows that are a function of their place."""
 
 import io
+import zlib
 
 import numpy as np
 import pytest
@@ -192,6 +193,13 @@ def test_what_is_no_image_is_told(data):
         image_size(data)
     with pytest.raises(ImageError):
         decode_crop(data, 0, 0, 1, 1, 8)
+
+
+def test_a_png_that_is_damaged_behind_its_pixels_is_told():
+    data = saved(Image.fromarray(photo(20, 20)), "PNG")
+    empty = b"\0\0\0\0tRNS" + zlib.crc32(b"tRNS").to_bytes(4, "big")
+    with pytest.raises(ImageError):
+        decode_crop(data[:-12] + empty + data[-12:], 0, 0, 20, 20, 8)
 
 
 # ------------------------------------------------------------------------------------------------ windows

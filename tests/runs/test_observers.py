@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from tests.support.watching import WATCHERS
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     monkeypatch.setattr(own_code, "CHOICE", own_code.Choice())
+    for name in ("watchers", "mine", "blocks"):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # those of another test's folder
     (tmp_path / "watchers.py").write_text(WATCHERS)
     write_own(tmp_path)
     monkeypatch.chdir(tmp_path)

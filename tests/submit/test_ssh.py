@@ -110,6 +110,18 @@ def test_a_job_goes_on_by_itself_on_two_hosts_and_is_watched_and_ended_together(
 STUDY = "recipe: base.yaml\nvalues: {optim.lr: [1.0e-3, 2.0e-3, 4.0e-3, 8.0e-3]}\nmethod: grid\n"
 
 
+#: an observer that keeps runs of a study from ending before its folder has the file `quick`
+PACE = """\
+import time
+
+
+class Pace:
+    def on_record(self, run, record):
+        if not (run.parents[1] / "quick").exists():
+            time.sleep(0.5)
+"""
+
+
 def write_study(folder: Path, *more: str) -> None:
     name, *overrides = RECIPE
     (folder / "base.yaml").write_text(podium_here("show", name, *overrides, *more).stdout)
@@ -157,7 +169,8 @@ def test_hosts_of_a_study_take_its_runs_one_after_the_other_until_none_is_left(d
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"nobody-may-read" in path.read_bytes()]
 
     # What is cancelled saves on all hosts, and is continued by one command.
-    write_study(tmp_path, "train.length=300up")
+    (tmp_path / "pace.py").write_text(PACE)
+    write_study(tmp_path, "train.length=300up", f"log.observers=[{tmp_path / 'pace.py'}:Pace]")
     again = submitted("again")
     runs = [Run(again / "runs" / f"{number:04d}") for number in (0, 1)]
     until(lambda: all(num_records(run) > 2 for run in runs), "records of both hosts")
@@ -167,6 +180,7 @@ def test_hosts_of_a_study_take_its_runs_one_after_the_other_until_none_is_left(d
     for host in HOSTS:
         until(lambda: (again / "job" / f"exit-code-{host}").exists(), "its exit code")  # noqa: B023
         assert (again / "job" / f"exit-code-{host}").read_text() == "75"
+    (again / "quick").touch()
     assert here("study", "again")[0] == 0
     assert states_of(again) == ["finished"] * 4
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,13 @@ def _image() -> list[str]:
         elif path.is_dir() or path.is_file():
             words += ["--ro-bind", str(path), str(path)]
     return words
+
+
+def _installation() -> list[str]:
+    """This checkout and its Python, where they lie in the folder for temporary files, of which a pod has its own."""
+    places = {Path(sys.prefix), Path(__file__).parents[2]}
+    hidden = [str(path) for path in sorted(places) if path.is_relative_to("/tmp")]
+    return [word for path in hidden for word in ("--ro-bind", path, path)]
 
 
 class Sandbox:
@@ -62,7 +70,8 @@ class Sandbox:
         words += ["--unshare-ipc", "--as-pid-1", "--die-with-parent", "--info-fd", str(says)]
         words += ["--uid", str(user["runAsUser"]), "--gid", str(user["runAsGroup"])]
         words += ["--hostname", pod["metadata"]["name"], *_image(), "--dev", "/dev", "--proc", "/proc"]
-        words += [*self._mounts(spec, container, folder, values), "--ro-bind", str(hosts), "/etc/hosts", "--clearenv"]
+        words += [*self._mounts(spec, container, folder, values), *_installation()]
+        words += ["--ro-bind", str(hosts), "/etc/hosts", "--clearenv"]
         words += ["--remount-ro", "/"] if container["securityContext"]["readOnlyRootFilesystem"] else []
         for name, value in self._environment(container, values).items():
             words += ["--setenv", name, value]

@@ -1,10 +1,12 @@
 """The workload's pictures and tables as a run keeps them, embedded in a page: whole for one run, small beside others.
 
-`pictures/prediction.json` may come from anybody: only files beside it are read, and only what Pillow takes for a PNG.
+`pictures/prediction.json` may come from anybody: only files beside it are read, and of these only
+PNGs that can be decoded to the last pixel are shown.
 """
 
 import io
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ _MAX_BYTES, _MAX_PIXELS, _MAX_PICTURES = 32 << 20, 64_000_000, 64
 #: of all pictures of a page with several runs, before they are written as text
 _BUDGET = 700_000
 _WIDTHS, _MAX_RUNS = (720, 480, 360), 9
+#: what Pillow raises for a damaged PNG: at its header, in its pixels, or in the chunks after them
+_DAMAGE = (OSError, ValueError, SyntaxError, IndexError, TypeError, struct.error, Image.DecompressionBombError)
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ def side_by_side(runs: Sequence[RunFacts]) -> tuple[dict[str, list[Shown]], int]
     for facts in runs[:_MAX_RUNS]:
         small = []
         for title, caption, path in _listed(facts)[0]:
-            if (data := _png(path)) is not None:
-                small.append((title, caption, _scaled(data, width)))
+            if (data := _small(path, width)) is not None:
+                small.append((title, caption, data))
         size = sum(len(data) for *_, data in small)
         if not small or size > left:
             continue
@@ -89,22 +93,34 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
 
 def _png(path: Path) -> bytes | None:
     """Return the bytes of a picture; None where there is no PNG that can be shown."""
+    return _decoded(path, lambda data, image: data)
+
+
+def _small(path: Path, width: int) -> bytes | None:
+    """Return a picture on white paper as WebP, no wider than that; None where there is no PNG that can be shown."""
+    return _decoded(path, lambda data, image: _scaled(image, width))
+
+
+def _decoded(path: Path, use: Callable[[bytes, Image.Image], bytes]) -> bytes | None:
+    """Return what `use` makes of a picture's bytes and pixels; None where not all of it can be decoded."""
     try:
         data = read_limited(path, _MAX_BYTES)
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-            return data if image.width * image.height <= _MAX_PIXELS else None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            if image.width * image.height > _MAX_PIXELS:
+                return None
+            image.load()
+            return use(data, image)
+    except _DAMAGE:
         return None
 
 
-def _scaled(data: bytes, width: int) -> bytes:
-    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-        small = image.convert("RGBA")
-        paper = Image.new("RGBA", small.size, "white")
-        paper.alpha_composite(small)
-        flat = paper.convert("RGB")
-        if flat.width > width:
-            flat = flat.resize((width, max(1, round(flat.height * width / flat.width))), Image.Resampling.LANCZOS)
-        written = io.BytesIO()
-        flat.save(written, "WEBP", quality=72, method=4)
-        return written.getvalue()
+def _scaled(image: Image.Image, width: int) -> bytes:
+    small = image.convert("RGBA")
+    paper = Image.new("RGBA", small.size, "white")
+    paper.alpha_composite(small)
+    flat = paper.convert("RGB")
+    if flat.width > width:
+        flat = flat.resize((width, max(1, round(flat.height * width / flat.width))), Image.Resampling.LANCZOS)
+    written = io.BytesIO()
+    flat.save(written, "WEBP", quality=72, method=4)
+    return written.getvalue()

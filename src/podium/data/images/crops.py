@@ -146,7 +146,7 @@ def _decode_any(data: bytes) -> NDArray[np.uint8]:
     with _opened(data) as image:
         try:
             return np.array(image.convert("RGB"))
-        except (OSError, SyntaxError, ValueError) as error:
+        except (OSError, SyntaxError, ValueError, IndexError, TypeError, struct.error) as error:
             raise ImageError(str(error)) from None
 
 
