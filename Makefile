@@ -49,7 +49,8 @@ gpu: setup
 
 soak: setup-test
 	PODIUM_EXAMPLES=explore $(BIN)/pytest -m "not slow" -q -n 2
-	PODIUM_KILLS=50 $(BIN)/pytest tests/faults/test_lost_instances.py tests/faults/test_any_moment.py -k kills
+	PODIUM_KILLS=50 $(BIN)/pytest tests/faults/test_lost_instances.py -k kills
+	$(BIN)/pytest tests/faults/test_any_moment.py
 	PODIUM_HOSTILE=8 $(BIN)/pytest tests/hostile
 
 race: .venv/.installed-bench
