@@ -4,7 +4,7 @@
     python -m bench.plan --only tables         tables of others alone: seconds, and the same on every machine
 
 tables     every table in bench/data/scaling is cut at 8, 16, 32 and 64 devices, and the rows left out are predicted
-trainings  parts are measured on 1 and 2 instances, and 2 on half of the cores; then 1, 2 and 4 instances train in
+trainings  short trainings are measured on 1 and 2 instances, and 2 on half of the cores; then 1, 2 and 4 train in
            turns, and the plan grades itself. Trainings are long enough for what they cost once to be little
 memory     the estimate behind plans and `engine.memory_check` against the peak of the training, at two micro-batches
 """
@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.where import when_and_where
+from podium.plan.memory import PROGRAM
 from podium.plan.scaling import predict
 from podium.plan.tables import read_table
 
@@ -122,28 +123,18 @@ def _graded(recipe: str, count: int, grades: Mapping[str, tuple[tuple[float, flo
     return lines
 
 
-ESTIMATE = """
-import sys
-import podium.cli, podium.commands.plan  # as in the process of `podium plan`
-from podium.recipe.loading import load_recipe
-from podium.training.build import build_training
-from podium.training.memory import estimate
-print(estimate(build_training(load_recipe(sys.argv[1], sys.argv[2:]))).total)
-"""
-
-
 def memory() -> list[str]:
     """Return estimates of memory against peaks."""
     lines = ["| workload | micro-batch | estimate (MB) | peak (MB) | estimate / peak |", "|---|---|---|---|---|"]
     for workload, (recipe, micros, more) in MEMORY.items():
         for micro in micros:
             args = [recipe, *PLAIN, f"batch.micro={micro}", "train.length=8up", *more]
-            estimated = int(subprocess.run(
-                [sys.executable, "-c", ESTIMATE, *args], capture_output=True, text=True, check=True
-            ).stdout)  # fmt: skip
             with tempfile.TemporaryDirectory(prefix="podium-plan-") as folder:
                 podium("train", *args, "--out", f"{folder}/run")
                 peak = json.loads(Path(folder, "run", "summary.json").read_text())["memory_peak_bytes"]
+            estimated = int(subprocess.run(  # after the training, which has compiled the kernels
+                [sys.executable, "-c", PROGRAM, *args], capture_output=True, text=True, check=True
+            ).stdout)  # fmt: skip
             lines.append(
                 f"| {workload} | {micro} | {estimated / 1e6:,.0f} | {peak / 1e6:,.0f} | {estimated / peak:.2f} |"
             )

@@ -13,9 +13,11 @@ from tests.support.recipes import TINY
 TIMES = "devices,seconds_per_epoch\n1,20\n2,12\n4,7\n8,4\n16,2.4\n32,1.5\n"
 PARTS = Components(
     measured="2026-01-01", num_cores=2, threads=1,
-    times={1: HostTimes(0.010, 0.008, 0.01, 0.010, 0.008), 2: HostTimes(0.012, 0.009, 0.01, 0.0115, 0.009)},
-    crowded=None, jitter=0.05, gradient_bytes=8 << 20, memory_bytes=10**9, valid_s=1e-4, save_s=0.01, startup_s=1.0,
-    warm_up_s=0.0,
+    times={
+        1: HostTimes(0.010, 0.008, 0.01, 0.010, 0.008, 1.0, 0.0),
+        2: HostTimes(0.012, 0.009, 0.01, 0.0115, 0.009, 1.0, 0.0),
+    },
+    crowded=None, jitter=0.05, gradient_bytes=8 << 20, memory_bytes=10**9, valid_s=1e-4, save_s=0.01,
     num_samples=100_000, num_valid_samples=64,
 )  # fmt: skip
 

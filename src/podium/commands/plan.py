@@ -248,7 +248,7 @@ def _components(asked: Asked, name: str, overrides: list[str], recipe: Recipe, p
         raise UserError(f"nothing has been measured of {name} on this machine: add --measure")
     from podium.plan.measure import measure
 
-    found = measure(name, overrides, recipe, per_host, asked.seconds)
+    found = measure(recipe, per_host, asked.seconds)
     console.say(f"saved what was measured in {remember(recipe, found)}")
     return found
 

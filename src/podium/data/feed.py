@@ -45,6 +45,13 @@ def num_feed_buffers(source: Source, prefetch: int) -> int:
     return prefetch + 1 + _num_filling(source)
 
 
+def buffer_bytes(source: Source, max_samples: int, prefetch: int, num_blocks: int) -> int:
+    """Return the memory of a feed's buffers, as far as so many blocks fill them."""
+    num_buffers = 1 if gathers_in_caller(source) else num_feed_buffers(source, prefetch)
+    sample_bytes = sum(field.num_bytes for field in source.fields.values())
+    return sample_bytes * max_samples * min(num_buffers, num_blocks)
+
+
 def _num_filling(source: Source) -> int:
     return 2 if isinstance(source, BackgroundSource) else 1
 

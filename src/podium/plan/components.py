@@ -17,7 +17,7 @@ from podium.runs.folder import processor, write_json
 from podium.topology import usable_cores
 from podium.workloads.registry import identity, short_name
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,15 @@ class HostTimes:
     first_s: float
     #: seconds of each further micro-batch
     pass_s: float
-    #: standard deviation of visits, relative
+    #: standard deviation of trainings, relative
     spread: float
     #: processor time of an instance for the same two
     busy_first_s: float
     busy_pass_s: float
+    #: everything before the first update
+    startup_s: float
+    #: what the first updates take beyond that many others
+    warm_up_s: float
 
     def seconds(self, num_passes: int) -> float:
         """Return the seconds of an update of so many micro-batches."""
@@ -61,12 +65,9 @@ class Components:
     gradient_bytes: int
     #: one instance with one replica alone, from its start to the end; None where the system does not tell it
     memory_bytes: int | None
-    #: of one sample; of one checkpoint, as long as it holds the training up; of everything before the first update
+    #: of one sample; of one checkpoint, as long as it holds the training up
     valid_s: float
     save_s: float
-    startup_s: float
-    #: what the first updates take beyond that many others
-    warm_up_s: float
     num_samples: int
     num_valid_samples: int
 

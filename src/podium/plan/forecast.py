@@ -127,8 +127,8 @@ def forecast(parts: Components, shape: Shape, network: Network | None, seed: int
     if shape.total_updates:
         sharing = min(shape.num_instances, max(1, parts.num_valid_samples))
         valid_s = parts.valid_s * parts.num_valid_samples / sharing * shared * speed * shape.num_validations
-        others = parts.startup_s * shared + parts.save_s * shape.num_checkpoints
-        warm_up_s = parts.warm_up_s * shared
+        others = times.startup_s * shared + parts.save_s * shape.num_checkpoints
+        warm_up_s = times.warm_up_s * shared
         total_s = update_s * shape.total_updates + valid_s + others + warm_up_s
         rate = shape.global_batch / (update_s + warm_up_s / shape.total_updates)
     memory = _memory(parts, shape, rng)
@@ -166,9 +166,11 @@ def _on_host(parts: Components, shape: Shape, rng: np.random.Generator) -> tuple
         # Measured with half of the cores, so against half as many instances that have a core each.
         pass_s = np.full(_DRAWS, times.busy_pass_s * max(1.0, crowded.busy_pass_s / fewer.busy_pass_s))
         added_s = max(0.0, crowded.busy_once_s - fewer.busy_once_s)
-        idle_s = max(0.0, crowded.first_s - 2 * crowded.busy_first_s / parts.threads)
-        # Each doubling is one more meeting in an update, at which the last one's turn is waited for.
-        waited_s = idle_s * math.log2(shape.per_host) / math.log2(count) * rng.uniform(0.5, 1.5, _DRAWS)
+        # What those of one core wait for, whose turn comes late, and what those of several cores wait for.
+        turns_s = max(0.0, crowded.first_s - 2 * crowded.busy_first_s / parts.threads)
+        others_s = max(0.0, times.first_s - times.busy_first_s / parts.threads)
+        further = math.log2(shape.per_host) / math.log2(2 * count)
+        waited_s = (turns_s + others_s) * further * rng.uniform(0.5, 1.5, _DRAWS)
     busy_s = shape.num_passes * pass_s + times.busy_once_s + more * added_s
     return times, np.maximum(measured_s, busy_s * shape.per_host / parts.num_cores + waited_s)
 

@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from podium.contract import Split, Workload
-from podium.data.feed import Feed
+from podium.data.feed import Feed, buffer_bytes
 from podium.data.sample_plan import pass_blocks, samples_per_block
 from podium.data.source import Source
 from podium.distributed.instances import Instances
 from podium.engine.losses import PendingLosses
 from podium.engine.parallelism import Parallelism, Replicated
+
+#: blocks that wait while one is used
+_PREFETCH = 1
 
 
 def evaluate(
@@ -99,7 +102,7 @@ def _micro_batches(
         instances.count,
         spread_over=len(source) if spread else None,
     )
-    with Feed(source, blocks, min(block, num_samples), prefetch=1, device=device) as feed:
+    with Feed(source, blocks, min(block, num_samples), prefetch=_PREFETCH, device=device) as feed:
         for ready in feed:
             for start in range(0, len(ready.samples), micro_batch):
                 yield {name: rows[start : start + micro_batch] for name, rows in ready.rows.items()}
@@ -112,6 +115,13 @@ def _sizes(
     num_samples = min(len(source), max_samples or len(source))
     for block in pass_blocks(num_samples, micro_batch, 1, instances.index, instances.count):
         yield len(block.samples)
+
+
+def evaluation_feed_bytes(source: Source, micro_batch: int, max_samples: int | None, num_instances: int) -> int:
+    """Return the memory that the feed of a pass over the source takes in one of the instances that share it."""
+    num_samples, block = min(len(source), max_samples or len(source)), samples_per_block(source, micro_batch)
+    num_blocks = -(-num_samples // (block * num_instances))
+    return buffer_bytes(source, min(block, num_samples), _PREFETCH, num_blocks)
 
 
 @contextmanager

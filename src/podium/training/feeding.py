@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from podium.data.feed import Feed, num_feed_buffers
+from podium.data.feed import Feed, buffer_bytes
 from podium.data.sample_plan import lengths_for, samples_per_block, train_blocks
 from podium.engine.audit import AuditOptions
 from podium.engine.update import Engine, Events, UpdateOptions
@@ -53,11 +53,11 @@ def updates_per_block(training: Training) -> int:
 
 def feed_bytes(training: Training) -> int:
     """Return the memory that the feed of this instance will take."""
-    batch, source = training.recipe.batch, training.task.train_source
+    recipe, batch, source = training.recipe, training.recipe.batch, training.task.train_source
     num_local = batch.micro_batch * batch.num_accumulation * len(training.placement.replicas)
-    sample_bytes = sum(field.num_bytes for field in source.fields.values())
-    num_buffers = num_feed_buffers(source, training.recipe.engine.prefetch)
-    return sample_bytes * num_local * updates_per_block(training) * num_buffers
+    total = training.task.lengths.total_updates
+    num_updates = min(updates_per_block(training), total)
+    return buffer_bytes(source, num_local * num_updates, recipe.engine.prefetch, -(-total // num_updates))
 
 
 @contextmanager

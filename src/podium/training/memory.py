@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from podium.distributed.digest import tensor_digests
+from podium.distributed.pipeline.meta_blocks import local_tensors
 from podium.engine.parallelism import FullySharded, Pipelined
 from podium.errors import UserError
 from podium.layers.norm import inside
@@ -24,6 +26,7 @@ from podium.machine.memory import host_bytes, peak_bytes, reset_peak, resident_b
 from podium.optim.state_tensors import state_tensors
 from podium.replica_tree import subtrees
 from podium.training.build import Training
+from podium.training.evaluate import evaluation_feed_bytes
 from podium.training.feeding import feed_bytes
 from podium.training.pass_requests import extended, recorded
 from podium.ui.console import warn
@@ -123,6 +126,7 @@ def estimate(training: Training, enough: int = 0) -> Estimate | None:
             tried = min(micro_batch, most)
             taken_by_passes = _trial(training, tried, times=_SETTLED)
             _pass(training, min(valid_micro, most), train=False)  # what it loads stays
+            tensor_digests(local_tensors(training.state.model).items())  # as in every record: so does this
             now = _used_now()  # the recording takes memory of its own
             train = _requests(training, micro_batch, most)
             valid = _requests(training, valid_micro, most, train=False)
@@ -193,8 +197,10 @@ def _replayed(training: Training, train: list[int], valid: list[int]) -> tuple[i
     if state.average is not None:
         for size in tensors:
             heap.take(size)
+    valid_feed = heap.take(_valid_feed_bytes(training))
     for _ in range(2):
         heap.replay(valid)
+    heap.give(valid_feed)
     if parallelism.saves and parallelism.holders is None:
         for size in [*tensors, *(t.numel() * t.element_size() for t in state_tensors(state.optimiser).values())]:
             heap.take(size)
@@ -225,7 +231,7 @@ def _rest(training: Training) -> int:
     if parallelism.saves and parallelism.holders is None:
         made = sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(state.optimiser).values())
         copies = weights + made + unmade + average
-    return sums + average + unmade + copies + feed_bytes(training)
+    return sums + average + unmade + copies + feed_bytes(training) + _valid_feed_bytes(training)
 
 
 def _report(training: Training, passes: int) -> int:
@@ -239,6 +245,11 @@ def _valid_micro(training: Training) -> int:
     """Return the samples of the largest micro-batch in validation."""
     section, num_samples = training.recipe.valid, len(training.task.valid_source)
     return min(section.micro, num_samples, section.max_samples or num_samples)
+
+
+def _valid_feed_bytes(training: Training) -> int:
+    section, source = training.recipe.valid, training.task.valid_source
+    return evaluation_feed_bytes(source, section.micro, section.max_samples, training.parallelism.data_group.count)
 
 
 def _trial(training: Training, num_samples: int, times: int = 1) -> int:

@@ -13,9 +13,8 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import IO, Any
 
@@ -42,21 +41,10 @@ _START_S = 120.0
 _NUM_WARM_UP, _MIN_UPDATES = 2, 2
 
 
-@dataclass(frozen=True)
-class Updates:
-    """The updates of one instance."""
-
-    #: of every update
-    seconds: list[float]
-    #: processor time of one update, of all threads
-    busy_s: float
-
-
 class MeasuringProcesses:
     """`count` processes that run a recipe together, again and again, each time with another choice."""
 
-    def __init__(self, count: int, name: str, overrides: Sequence[str], cores: Collection[int] | None = None) -> None:
-        """Start them; `cores`: those that they share, all that this process may use if none are given."""
+    def __init__(self, count: int, name: str, overrides: Sequence[str]) -> None:
         self._kept = ExitStack()
         folder = self._kept.enter_context(launch_folder())
         self._kept.callback(MeetingService(listen_in(folder), b"").close)
@@ -64,29 +52,22 @@ class MeasuringProcesses:
         #: whether all have answered the last request
         self.ready = True
         self._processes = []
-        with _bound_to(cores):  # which processes inherit
-            for index in range(count):
-                self._processes.append(
-                    subprocess.Popen(
-                        command,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,
-                        env={**os.environ, **place_environment(Meeting(folder=folder), index, count, index, count)},
-                    )
+        for index in range(count):
+            self._processes.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, **place_environment(Meeting(folder=folder), index, count, index, count)},
                 )
+            )
 
     def rate(self, keys: Mapping[str, Any], seconds: float, timeout_s: float) -> float | None:
         """Return samples/s over about `seconds`; None where the choice cannot be run, or not within `timeout_s`."""
         answers = self._answers(keys, seconds, timeout_s)
         rates: list[float] = [answer["rate"] for answer in answers or [] if "rate" in answer]
         return min(rates) if len(rates) == len(self._processes) else None
-
-    def updates(self, keys: Mapping[str, Any], seconds: float, timeout_s: float) -> list[Updates] | None:
-        """Return what updates take over about `seconds`, for each instance; None as for `rate`."""
-        answers = self._answers(keys, seconds, timeout_s)
-        found = [Updates(answer["updates"], answer["busy"]) for answer in answers or [] if "updates" in answer]
-        return found if len(found) == len(self._processes) else None
 
     def details(self, keys: Mapping[str, Any], seconds: float, timeout_s: float) -> list[dict[str, Any]] | None:
         """Return for each instance the seconds of its `updates`, in `waits` for others, and in `exchanges` with them
@@ -117,20 +98,6 @@ class MeasuringProcesses:
         self._kept.close()
 
 
-@contextmanager
-def _bound_to(cores: Collection[int] | None) -> Iterator[None]:
-    """Bind this thread to cores inside the `with` block."""
-    if cores is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def _written(stream: IO[bytes] | None) -> IO[bytes]:
     assert stream is not None
     return stream
@@ -154,8 +121,7 @@ def _read_line(stream: IO[bytes] | None, deadline: float) -> bytes:
 
 def measured_updates(training: Training, seconds: float) -> dict[str, Any]:
     """Return the `rate` of all instances together, samples/s, and of this one the seconds of each of its `updates`, in
-    `waits` for others and in `exchanges` with them, and the processor time of an update (`busy`), after a warm-up that
-    shows how many updates fill `seconds`."""
+    `waits` for others and in `exchanges` with them, after a warm-up that shows how many updates fill `seconds`."""
     recipe, instances = training.recipe, training.placement.instances
     times: list[float] = []
     waits: list[float] = []
@@ -177,9 +143,8 @@ def measured_updates(training: Training, seconds: float) -> dict[str, Any]:
         run(0, 1)
         per_update = run(1, _NUM_WARM_UP) / _NUM_WARM_UP
         count = max(_MIN_UPDATES, math.ceil(seconds / per_update))
-        before, busy = training.parallelism.exchange_s, time.process_time()
+        before = training.parallelism.exchange_s
         took = run(1 + _NUM_WARM_UP, count)
-        busy = time.process_time() - busy
         if before is not None:
             exchanged = (training.parallelism.exchange_s or 0.0) - before
     return {
@@ -187,7 +152,6 @@ def measured_updates(training: Training, seconds: float) -> dict[str, Any]:
         "updates": [after - before for before, after in pairwise(times)],
         "waits": sum(waits),
         "exchanges": exchanged,
-        "busy": busy / count,
     }
 
 
