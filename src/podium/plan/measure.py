@@ -50,7 +50,8 @@ def measure(recipe: Recipe, per_host: int, seconds: float) -> Components:
     found = []
     with console.progress_display(what="measuring") as display:
         for place, (count, of_cores) in enumerate(kinds):
-            display.update(place, len(kinds), {"instances": str(count)})
+            where = "on half of the cores" if of_cores else ""
+            display.update(place, len(kinds), {"instances": f"{count} {where}".rstrip()})
             visit_s = seconds / (2 * rounds * len(kinds))
             pass_s = update_s * max(1.0, count * threads / len(of_cores or usable_cores()))
             keys = {

@@ -64,17 +64,22 @@ class ModelOutputs:
     def __call__(
         self, split: Split, max_samples: int | None = None, digest: Callable[[Any], Mapping[str, Tensor]] | None = None
     ) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        fields: dict[str, list[NDArray]] = {}
+        fields: dict[str, NDArray] = {}
         outputs: dict[str, list[NDArray]] = {}
         source = self._workload.source(split)
+        num_samples, done = min(len(source), max_samples or len(source)), 0
         with evaluation_mode(self._model):
             for batch in _micro_batches(source, self._micro_batch, self._device, max_samples, Instances.alone()):
                 output = self._model(*self._workload.inputs(batch))
                 for name, rows in (digest(output) if digest else {"output": output}).items():
                     outputs.setdefault(name, []).append(rows.cpu().numpy())
                 for name, rows in batch.items():
-                    fields.setdefault(name, []).append(rows.cpu().numpy().copy())  # the feed reuses its buffers
-        return _joined(fields), _joined(outputs)
+                    values = rows.cpu().numpy()  # of the feed, which reuses its buffers
+                    if name not in fields:
+                        fields[name] = np.empty((num_samples, *values.shape[1:]), values.dtype)
+                    fields[name][done : done + len(values)] = values
+                done += len(rows)
+        return fields, _joined(outputs)
 
 
 def _joined(parts: Mapping[str, list[NDArray]]) -> dict[str, NDArray]:
