@@ -15,7 +15,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from bench.race.contenders import CONTENDERS, DIVIDED, OWN, PODIUM, TRANSFORMERS
+from bench.race.contenders import CONTENDERS, OWN, PODIUM, entered
 from bench.race.heat import Heat
 from bench.race.lane import build_workload
 from bench.race.lanes import LANES
@@ -30,9 +30,7 @@ def race(lane_name: str, contenders: list[str], num_rounds: int, folder: Path) -
     lane = LANES[lane_name]
     lane.make_data(folder)
     build_workload(lane.load(folder)).source("train")  # makes simulated data
-    left_out = set(TRANSFORMERS) if lane.for_transformers is None else set()
-    left_out |= set() if lane.may_be_divided else {DIVIDED}
-    contenders = [name for name in contenders if name not in left_out]
+    contenders = entered(lane, contenders)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(num_rounds + 1):
         first = number % len(contenders)
