@@ -105,8 +105,8 @@ def roofline(results: Sequence[LaneResult], peaks: Peaks) -> str:
         "\n## How close to the machine's limits\n",
         f"Measured: {peaks.flops_per_second / 1e9:,.0f} GFLOP/s in float32 products, "
         f"{peaks.bytes_per_second / 1e9:,.1f} GB/s to and from memory, so arithmetic limits from {peaks.ridge:.1f} "
-        "FLOPs per byte on. FLOPs are those of products and convolutions in their plain form, so a kernel that gets by with "
-        "fewer may pass the limit; bytes are what crosses even if all else is fused and no cache holds it "
+        "FLOPs per byte on. FLOPs are those of products and convolutions in their plain form, so a kernel that gets by "
+        "with fewer may pass the limit; bytes are what crosses even if all else is fused and no cache holds it "
         "(`bench/race/machine.py`): an update whose megabytes fit the caches needs fewer.\n",
         "| lane | GFLOP per update | MB per update | FLOPs per byte | limited by | limit, samples/s | Podium's share |",
         "|---|---:|---:|---:|---|---:|---:|",

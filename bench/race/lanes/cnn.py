@@ -1,7 +1,7 @@
 """ResNet-20 on images of CIFAR's size and ResNet-50 on ImageNet's: convolutions, batch norm and the layers between.
 
 Images are rendered or generated and not augmented: a plain loop over tensors in memory has no augmentation. There are
-so few that the loss falls within 100 updates (ResNet-50: within 25), at a rate at which rounding does not grow.
+so few that the loss falls within 20 updates (ResNet-50: within 6), at a rate at which rounding does not grow.
 """
 
 from collections.abc import Iterable
