@@ -104,7 +104,7 @@ def _compare(result: LaneResult, contenders: list[str], folder: Path) -> None:
     """Have all train the same updates, and note their losses and a first estimate of their speed."""
     lane = result.lane
     for contender in [PLAIN, *(name for name in contenders if name != PLAIN)]:
-        warmup = 2 * (lane.num_compared // 5)  # does not count for the estimate
+        warmup = lane.num_not_timed
         heat = Heat(contender, lane.name, str(folder), warmup, lane.num_compared - warmup, compare=True)
         if (done := _run(result, heat)) is None:
             continue

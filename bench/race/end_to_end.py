@@ -35,7 +35,7 @@ def race(lane_name: str, contenders: list[str], num_rounds: int, folder: Path) -
     for number in range(num_rounds + 1):
         first = number % len(contenders)
         for contender in contenders[first:] + contenders[:first]:
-            warmup = 2 * (lane.num_compared // 5)
+            warmup = lane.num_not_timed
             heat = Heat(contender, lane_name, str(folder), warmup, lane.num_compared - warmup, end_to_end=True)
             took = run_heat(heat).end_to_end_s
             print(f"{lane_name}, round {number} of {num_rounds}: {contender}: {took:.2f} s", flush=True)

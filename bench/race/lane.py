@@ -68,6 +68,14 @@ class Lane:
     #: where Flax, with channels last, flattens features in another order
     flattened: Flattened = field(default_factory=dict)
 
+    @property
+    def num_not_timed(self) -> int:
+        """Return how many of the updates after which losses are compared are warm-up: some compile in the third, too.
+
+        Even, as Podium's records come twice in the warm-up.
+        """
+        return max(4, 2 * (self.num_compared // 5))
+
     def all_overrides(self, folder: Path, not_random: bool) -> list[str]:
         texts = (*_AS_OTHERS_DO, *self.overrides, *(self.not_random if not_random else ()))
         return [text.replace("{folder}", str(folder)) for text in texts]

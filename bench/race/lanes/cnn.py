@@ -64,7 +64,7 @@ def _lane(
 
 LANES = [
     _lane(
-        "resnet20-128", "ResNet-20, 32², micro-batch 128", "cnn/quick", 0.001,
+        "resnet20-128", "ResNet-20, 32², micro-batch 128", "cnn/quick", 0.005,
         "workload.model.size=20", "workload.data.samples=256", "batch.micro=128", "engine.updates_per_call=5",
         flax_model="resnet",
     ),
