@@ -141,9 +141,11 @@ def few_updates(name: str, seconds: float) -> Line:
         how = f" by extrapolation from {fewer} and {more} of {layers} layers, as memory does not hold the model,"
     else:
         rate, how = rate_of(name, overrides, seconds), ""
-    own = recipe.batch.global_batch
-    text = f"{_number(rate)} samples/s;{how} so one update of {own:,} samples would take {_duration(own / rate)}."
-    return Line(name, overrides, text + " The whole training has not been measured.")
+    own, tried = recipe.batch.global_batch, load_recipe(name, list(overrides)).batch.global_batch
+    text = f"{_number(rate)} samples/s"
+    if own != tried:
+        text += f";{how} so one update of {own:,} samples would take {_duration(own / rate)}"
+    return Line(name, overrides, f"{text}. The whole training has not been measured.")
 
 
 def whole(name: str) -> Line:
