@@ -96,7 +96,8 @@ def _write(task: Task, heat: Heat, weights: list[_Weight]) -> None:
         rows = rows if rows.is_floating_point() else rows.to(torch.int32)
         np.save(folder / f"sample.{name}.npy", rows.contiguous().numpy())
     np.save(folder / "order.npy", np.array(list(task.order), np.int32))
-    np.savez(folder / "weights.npz", **{weight.name: weight.to_flax() for weight in weights})
+    turned = {weight.name: weight.to_flax() for weight in weights}
+    np.savez(folder / "weights.npz", **turned)  # type: ignore[arg-type]
     told = {
         "model": lane.flax_model,
         "options": heat.recipe().workload.model.model_dump(mode="json"),

@@ -78,7 +78,7 @@ def main() -> None:
     seconds = time.perf_counter() - began
     trained = {f"{layer}/{leaf}": np.asarray(array) for part in state[:2] for layer, of in part.items()
                for leaf, array in of.items()}  # fmt: skip
-    np.savez(folder / "trained.npz", **trained)
+    np.savez(folder / "trained.npz", **trained)  # type: ignore[arg-type]
     (folder / "done.json").write_text(json.dumps({"seconds": seconds}))
 
 
