@@ -27,7 +27,7 @@ LANES = [
         not_random=("workload.model.dropout=0",),
         mean_loss=mean_loss,
         optimiser=optimiser,
-        num_compared=20,
+        num_compared=30,
         flax_model="neuron",
         flattened={"norm": (180, 24), "linear1.0": (180, 24)},
     )
