@@ -1,6 +1,6 @@
 """The race: the same model, samples, optimiser and global batch, trained by Podium and by what others use.
 
-    make race                                   all of it: 35 minutes on an idle machine; writes bench/results/race.md
+    make race                                   all of it, meant to fit into 35 minutes of an idle machine; writes bench/results/race.md
     python -m bench.race --quick                to see that it works, not to measure
     python -m bench.race --lanes mnist-8 --contenders podium pytorch --rounds 3
 
@@ -34,6 +34,7 @@ seconds or for the lane's minimum number of updates; who starts changes from rou
 import argparse
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from bench.race.contenders import CONTENDERS, OWN, PLAIN, entered
@@ -53,7 +54,7 @@ MIN_ROUNDS = 3
 
 def main() -> None:
     options = _options()
-    load = load_average()
+    began, load = time.monotonic(), load_average()
     if load > 0.5:
         print(f"the machine is busy (load {load:.2f}): the numbers will say little")
     results, peaks = [], [measured_peaks()]
@@ -61,7 +62,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="podium-race-") as folder:
             results.append(race(name, options.contenders, options.rounds, options.seconds, Path(folder)))
         peaks.append(measured_peaks())
-    text = page(results, best_of(peaks), options.rounds, options.seconds, load)
+    text = page(results, best_of(peaks), options.rounds, options.seconds, load, (time.monotonic() - began) / 60)
     print(f"\n{text}")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -181,7 +181,9 @@ def _loss(result: LaneResult, contender: str) -> str:
     return f"{text} ({deviation:.0e} off)" if deviation else f"{text} (equal)"
 
 
-def page(results: Sequence[LaneResult], peaks: Peaks, num_rounds: int, seconds: float, load: float) -> str:
+def page(
+    results: Sequence[LaneResult], peaks: Peaks, num_rounds: int, seconds: float, load: float, minutes: float
+) -> str:
     """Format the table with when, where and how it was measured."""
     machine = environment(torch.get_num_threads(), torch.device("cpu"))
     threads = sorted({count for result in results for count in result.threads.values()})
@@ -196,6 +198,7 @@ def page(results: Sequence[LaneResult], peaks: Peaks, num_rounds: int, seconds: 
         f"{num_rounds} rounds of {_stretch(results, seconds)}, contenders in turns, each in a process of its own; "
         "ratios are those of each round. Who was far behind while losses were compared, without dropout, was raced no "
         "further: such rows show that one stretch. "
+        f"The whole race took {minutes:.0f} minutes. "
         f"Made by `make race`; `bench/race/__main__.py` says what is compared.\n\n"
         f"{summary(results)}{table(results, peaks.flops_per_second)}{roofline(results, peaks)}"
     )

@@ -57,9 +57,10 @@ def test_the_page_says_how_podium_does_against_the_fastest_of_all():
     results = [raced("mnist-8", 4.0, pytorch=1.0, jax=2.0), raced("resnet50-8", 4.0, pytorch=0.5)]
     said = summary(results)
     assert "geometric mean of 2 lanes **4.00**, lowest 2.00 (mnist, micro-batch 8), highest 8.00 (ResNet-50" in said
-    shown = show_table("<!-- the race --><!-- end of the race -->", page(results, PEAKS, 3, 4.0, 0.0))
+    shown = show_table("<!-- the race --><!-- end of the race -->", page(results, PEAKS, 3, 4.0, 0.0, 31.0))
     assert said.strip() in shown
     assert "GFLOP" not in shown
+    assert "took 31 minutes" in page(results, PEAKS, 3, 4.0, 0.0, 31.0)
 
 
 def test_the_roofline_takes_the_lower_of_two_limits():
