@@ -1,6 +1,6 @@
 """The race: the same model, samples, optimiser and global batch, trained by Podium and by what others use.
 
-    make race                                   all of it, meant to fit into 35 minutes of an idle machine; writes bench/results/race.md
+    make race                                   all of it; writes bench/results/race.md; meant to fit into 35 minutes
     python -m bench.race --quick                to see that it works, not to measure
     python -m bench.race --lanes mnist-8 --contenders podium pytorch --rounds 3
 
