@@ -20,8 +20,8 @@ from podium.runs.folder import environment
 TOLERANCE = 5e-4
 #: a loss that has not fallen by this fraction is no basis for a comparison
 LEAST_FALL = 0.02
-#: A contender that makes less than this share of the fastest other's samples/s while losses are compared, or that four
-#: others leave behind, is not raced further.
+#: A contender that makes less than this share of the samples/s of both Podium and the fastest other while losses are
+#: compared, or that three others leave behind, is not raced further.
 FAR_BEHIND, MOST_OTHERS = 0.75, 3
 
 #: named in the table's heading; rows with another number say so
@@ -63,7 +63,8 @@ class LaneResult:
     def still_racing(self) -> list[str]:
         """Return who races on after losses were compared: ours, the plain loop, and the fastest others."""
         others = {name: rate for name, rate in self.first_rates.items() if name not in OWN}
-        least = FAR_BEHIND * max(others.values(), default=0.0)
+        fastest_other = max(others.values(), default=0.0)
+        least = FAR_BEHIND * min(fastest_other, self.first_rates.get(PODIUM, fastest_other))
         fastest = [name for name in sorted(others, key=lambda name: -others[name]) if others[name] >= least]
         kept = {*OWN, PLAIN, *fastest[:MOST_OTHERS]}
         return [name for name in self.first_rates if name in kept]

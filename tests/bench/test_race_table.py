@@ -76,6 +76,8 @@ def test_who_is_far_behind_is_not_raced_further():
              "pytorch-tuned": 9, "pytorch-workers": 7.4}  # fmt: skip
     result = LaneResult(LANES["mnist-8"], WORK, first_rates=rates)
     assert result.still_racing() == ["podium", "podium-2x1", "pytorch", "jax", "lightning", "pytorch-tuned"]
+    lucky = {"podium": 2, "pytorch": 9, "jax": 4, "lightning": 1}  # faster than Podium, whatever the plain loop made
+    assert LaneResult(LANES["mnist-8"], WORK, first_rates=lucky).still_racing() == ["podium", "pytorch", "jax"]
 
 
 @pytest.fixture
