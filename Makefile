@@ -30,10 +30,12 @@ setup-test: .venv/.installed-test
 	@./scripts/test-packages
 	@touch $@
 
-.venv/.installed-bench: .venv/.installed
+.venv/.installed-bench: .venv/.installed scripts/race-packages scripts/race-jax.txt
 	@echo "installing what Podium is raced against into .venv (once)"
 	$(PIP) -e '.[bench]'
 	@./scripts/race-packages
+	$(PYTHON) -m venv .venv/jax
+	.venv/jax/bin/python -m pip install -q --disable-pip-version-check -r scripts/race-jax.txt
 	@touch $@
 
 test: setup-test check

@@ -1,4 +1,4 @@
-"""Makes every page of bench/results anew, one after the other: `make figures`.
+"""Makes every page of bench/results anew, and the measured line of every recipe, one after the other: `make figures`.
 
     python -m bench.figures              all of them; many hours, on an idle machine
     python -m bench.figures --list       what would run, in its order
@@ -23,6 +23,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "race_end_to_end": ("bench.race.end_to_end",),
     "start": ("bench.start",),
     "kernels": ("bench.kernels",),
+    "recipes": ("bench.recipes", "--write"),
     "instances": ("bench.instances",),
     "lost": ("bench.lost",),
     "overhead": ("bench.overhead",),

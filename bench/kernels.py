@@ -4,6 +4,7 @@ of the table, on one thread and on all cores.
     python -m bench.kernels                 prints a table and writes bench/results/kernels.md; a quarter of an hour
     python -m bench.kernels --quick         to see that it works, not to measure
     python -m bench.kernels --threads 1 --kernels winograd      only prints
+    python -m bench.kernels --threads 1 --processor         by processor time, on a busy machine; only prints
 
 The three alternate; times are medians over the rounds, and a ratio is the median of the rounds' ratios. A kernel whose
 ratios are not above 1 no longer pays off against the installed torch. Lines are those of its files that are not blank:
@@ -46,13 +47,13 @@ def passes(model: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable
     return run
 
 
-def seconds(run: Callable[[], None], least: float) -> float:
+def seconds(run: Callable[[], None], least: float, clock: Callable[[], float]) -> float:
     """Return the seconds of one call, averaged over as many calls as take `least` seconds."""
-    count, began = 0, time.perf_counter()
-    while count == 0 or time.perf_counter() - began < least:
+    count, began = 0, clock()
+    while count == 0 or clock() - began < least:
         run()
         count += 1
-    return (time.perf_counter() - began) / count
+    return (clock() - began) / count
 
 
 def num_lines(kernel: str) -> int:
@@ -76,7 +77,7 @@ def compiled_passes(case: Case) -> Callable[[], None] | None:
     return run
 
 
-def measured(case: Case, rounds: int, least: float) -> list[list[float]]:
+def measured(case: Case, rounds: int, least: float, clock: Callable[[], float]) -> list[list[float]]:
     """Return the seconds of plain torch, of ours and, where it can be compiled, of torch.compile, round by round."""
     torch.manual_seed(0)
     model, inputs = case.build(), case.inputs()
@@ -93,7 +94,7 @@ def measured(case: Case, rounds: int, least: float) -> list[list[float]]:
     for number in range(rounds + 1):
         for side, (choice, run) in enumerate(sides):
             registry.use(choice)
-            took = seconds(run, least)
+            took = seconds(run, least, clock)
             if number:  # the first round compiles machine code and fills caches
                 found[side].append(took)
     return found
@@ -104,7 +105,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, torch.get_num_threads()}))
     parser.add_argument("--kernels", nargs="+", choices=registry.KERNELS, default=list(registry.KERNELS))
+    parser.add_argument("--processor", action="store_true", help="processor time; with several threads it counts waits")
     options = parser.parse_args()
+    clock = time.process_time if options.processor else time.perf_counter
     keep_memory()
     rounds, least = (1, 0.0) if options.quick else (7, 0.2)
     lines = [
@@ -123,7 +126,7 @@ def main() -> None:
             continue
         for threads in options.threads:
             torch.set_num_threads(threads)
-            theirs, ours, *compiled = measured(case, rounds, least)
+            theirs, ours, *compiled = measured(case, rounds, least, clock)
             times = " | ".join(f"{statistics.median(values) * 1e3:,.2f}" for values in (ours, theirs))
             against = [_ratio(values, ours) for values in (theirs, *compiled)] + [""] * (1 - len(compiled))
             lines.append(
@@ -131,7 +134,7 @@ def main() -> None:
                 f"{' | '.join(against)} |"
             )
             print(lines[-1], flush=True)
-    if not options.quick and whole:
+    if whole and not (options.quick or options.processor):
         RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

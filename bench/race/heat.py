@@ -55,8 +55,8 @@ class Outcome:
 
     #: of the timed updates
     seconds: float
-    #: after the last update
-    model: nn.Module
+    #: after the last update; None: the heat does not compare losses
+    model: nn.Module | None
     threads: int = field(default_factory=torch.get_num_threads)
     #: from the start of its command to the end; None: this process is the command
     end_to_end_s: float | None = None

@@ -5,7 +5,7 @@ the order in which Podium takes them. So all contenders must reach the same loss
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ from podium.workloads.registry import workload_class
 
 #: a plain loop's tutorial has no schedule, and torch's optimisers decay every parameter
 _AS_OTHERS_DO = ("schedule.name=constant", "schedule.warmup=0", "optim.decay_all=true")
+#: layer -> (channels, sizes…) of the features that reach it from a convolution
+Flattened = dict[str, tuple[int, ...]]
 #: the loss is compared over the samples of this many updates
-_NUM_COMPARED = 10
+_NUM_COMPARED = 4
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,18 @@ class Lane:
     least_updates: int = 1
     #: whether two halves of a micro-batch train as the whole does: not where batch norm looks at all of it
     may_be_divided: bool = False
+    #: the model's name in flax_side/models.py; empty: it is not written in Flax
+    flax_model: str = ""
+    #: where Flax, with channels last, flattens features in another order
+    flattened: Flattened = field(default_factory=dict)
+
+    @property
+    def num_not_timed(self) -> int:
+        """Return how many of the updates after which losses are compared are warm-up: some compile in the third, too.
+
+        Even, as Podium's records come twice in the warm-up.
+        """
+        return max(4, 2 * (self.num_compared // 5))
 
     def all_overrides(self, folder: Path, not_random: bool) -> list[str]:
         texts = (*_AS_OTHERS_DO, *self.overrides, *(self.not_random if not_random else ()))

@@ -6,8 +6,11 @@ from types import SimpleNamespace
 import pytest
 from bench.race import __main__ as the_race
 from bench.race.lanes import LANES
-from bench.race.page import LaneResult, merged, show_table, table
-from bench.race.process import Result
+from bench.race.machine import Work
+from bench.race.page import LaneResult, page, roofline, show_table, summary, table
+from bench.race.process import HeatError, Result
+
+from podium.profiling.peaks import Peaks
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,49 +39,79 @@ def test_a_table_replaces_the_one_before():
     assert show_table(shown, page) == shown
 
 
-def test_one_lane_anew_leaves_the_others():
-    head = "| lane | contender | rate |\n|---|---|---|\n"
-    rows = ["| a | **Podium** | 1 |", "| a | other | 2 |", "| b | **Podium** | 3 |"]
-    earlier = f"# The race\n\nlast week, a machine\n\n{head}" + "\n".join(rows) + "\n"
-    page = f"# The race\n\ntoday\n\n{head}| b | **Podium** | 4 |\n"
-    text = merged(earlier, page)
-    found = [line for line in text.splitlines() if line.startswith("| ")]
-    assert found[1:] == ["| b | **Podium** | 4 |", *rows[:2]]
-    assert "today" in text
-    assert "Raced before: a: last week, a machine" in text
-    assert "Raced before" not in merged(text, earlier.replace("last week", "tomorrow"))
+WORK, PEAKS = Work(samples=8, flops=8e9, bytes=1e9), Peaks(100e9, 10e9)
 
 
-def test_every_lane_says_when_it_was_raced():
-    head = "| lane | contender | rate |\n|---|---|---|\n"
-    text = f"# The race\n\nlast week; a machine\n\n{head}| a, small | **Podium** | 1 |\n"
-    for day, lane in (("yesterday", "b, small"), ("at noon", "a, large"), ("tonight", "b, small")):
-        text = merged(text, f"# The race\n\n{day}; a machine\n\n{head}| {lane} | **Podium** | 4 |\n")
-    before = [line for line in text.splitlines() if line.startswith("Raced before")]
-    assert text.splitlines()[2] == "tonight; a machine"
-    assert before == ["Raced before: a, large: at noon; a machine", "Raced before: a, small: last week; a machine"]
-
-
-@pytest.mark.parametrize(("lane", "text"), [("resnet50-8", "| 2 after 25 |"), ("mnist-8", "| 2 |")])
+@pytest.mark.parametrize(("lane", "text"), [("resnet50-8", "| 2 after 6 |"), ("mnist-8", "| 2 |")])
 def test_a_row_says_where_losses_were_compared_after_fewer_updates(lane, text):
-    result = LaneResult(LANES[lane], 1.0, 2.5, losses={"pytorch": 2.0})
+    result = LaneResult(LANES[lane], WORK, 2.5, losses={"pytorch": 2.0})
     assert text in table([result], 1.0)
 
 
-def test_a_lane_says_how_long_its_stretches_and_its_comparison_are(tmp_path, monkeypatch):
-    heats = []
+def raced(lane: str, podium: float, **others: float) -> LaneResult:
+    rates = {name: [rate] * 3 for name, rate in {"podium": podium, **others}.items()}
+    return LaneResult(LANES[lane], WORK, 2.5, dict.fromkeys(rates, 2.0), rates, first_rates={"slow": 1.0})
+
+
+def test_the_page_says_how_podium_does_against_the_fastest_of_all():
+    results = [raced("mnist-8", 4.0, pytorch=1.0, jax=2.0), raced("resnet50-8", 4.0, pytorch=0.5)]
+    said = summary(results)
+    assert "geometric mean of 2 lanes **4.00**, lowest 2.00 (mnist, micro-batch 8), highest 8.00 (ResNet-50" in said
+    shown = show_table("<!-- the race --><!-- end of the race -->", page(results, PEAKS, 3, 4.0, 0.0, 31.0))
+    assert said.strip() in shown
+    assert "GFLOP" not in shown
+    assert "took 31 minutes" in page(results, PEAKS, 3, 4.0, 0.0, 31.0)
+
+
+def test_the_roofline_takes_the_lower_of_two_limits():
+    assert WORK.limited_by(PEAKS) == "memory"
+    assert WORK.fastest(PEAKS) == pytest.approx(80)  # 1 GB at 10 GB/s, 8 samples
+    assert Work(8, 8e9, 1e8).fastest(PEAKS) == pytest.approx(100)
+    row = roofline([raced("mnist-8", 40.0, pytorch=10.0)], PEAKS).splitlines()[-1]
+    assert row == "| mnist, micro-batch 8 | 8 | 1,000 | 8.0 | memory | 80 | 50% |"
+
+
+def test_who_is_far_behind_is_not_raced_further():
+    rates = {"podium": 9, "podium-2x1": 2, "pytorch": 1, "jax": 10, "lightning": 8, "accelerate": 7.6,
+             "pytorch-tuned": 9, "pytorch-workers": 7.4}  # fmt: skip
+    result = LaneResult(LANES["mnist-8"], WORK, first_rates=rates)
+    assert result.still_racing() == ["podium", "podium-2x1", "pytorch", "jax", "lightning", "pytorch-tuned"]
+    lucky = {"podium": 2, "pytorch": 9, "jax": 4, "lightning": 1}  # faster than Podium, whatever the plain loop made
+    assert LaneResult(LANES["mnist-8"], WORK, first_rates=lucky).still_racing() == ["podium", "pytorch", "jax"]
+
+
+@pytest.fixture
+def heats(monkeypatch):
+    """The heats that a race would have run; Accelerate fails, Lightning is slow."""
+    found = []
 
     def run_heat(heat):
-        heats.append(heat)
-        return Result(samples_per_second=4.0, seconds=1.0, threads=2, first_loss=2.5, loss=2.0)
+        found.append(heat)
+        if heat.contender == "accelerate":
+            raise HeatError("a trace\nSomeError: no")
+        rate = 1.0 if heat.contender == "lightning" else 4.0
+        return Result(samples_per_second=rate, seconds=1.0, threads=2, first_loss=2.5, loss=2.0)
 
     nothing = SimpleNamespace(source=lambda split: None)
-    for name, value in {"run_heat": run_heat, "build_workload": lambda recipe: nothing}.items():
+    changed = {"run_heat": run_heat, "build_workload": lambda recipe: nothing, "count_work": lambda lane, recipe: WORK}
+    for name, value in changed.items():
         monkeypatch.setattr(the_race, name, value)
-    monkeypatch.setattr(the_race, "flops_per_sample", lambda lane, recipe: 1.0)
-    the_race.race("resnet50-8", ["podium", "pytorch"], 2, 6.0, tmp_path)
+    return found
+
+
+def test_a_lane_says_how_long_its_stretches_and_its_comparison_are(tmp_path, heats):
+    the_race.race("resnet50-8", ["podium", "pytorch"], 2, 4.0, tmp_path)
     compared = [heat.total_updates for heat in heats if heat.compare]
     timed = [heat.num_updates for heat in heats if not heat.compare]
-    assert compared == [25, 25]
-    assert timed[2:] == [15] * 4  # the first round only finds out how many make a stretch
+    assert compared == [LANES["resnet50-8"].num_compared] * 2
+    assert timed == [LANES["resnet50-8"].least_updates] * 4
     assert all(heat.num_updates < heat.total_updates for heat in heats)
+
+
+def test_a_contender_that_fails_or_loses_early_leaves_the_race_to_the_others(tmp_path, heats):
+    result = the_race.race("mnist-8", ["podium", "pytorch", "lightning", "accelerate"], 2, 4.0, tmp_path)
+    assert result.failed == {"accelerate": "SomeError: no"}
+    assert set(result.rates) == {"podium", "pytorch"}
+    shown = table([result], 1.0)
+    assert "| Lightning | 1 | raced no further | 4.00 |" in shown
+    assert "Failed: Accelerate on mnist, micro-batch 8: SomeError: no" in shown

@@ -1,7 +1,13 @@
 """The contenders, by name. To add one, write a small file with `race(heat: Heat) -> Outcome` and add a line here."""
 
+import sys
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.race.lane import Lane
 
 
 @dataclass(frozen=True)
@@ -13,6 +19,19 @@ class Contender:
     package: str
     #: set for its process
     environment: dict[str, str] = field(default_factory=dict)
+    #: of the environment that has the package; None: this one
+    python: Path | None = None
+
+    @property
+    def version(self) -> str:
+        """Return the version of its package; empty if it is not installed."""
+        paths = (
+            [str(path) for path in self.python.parents[1].glob("lib/python*/site-packages")]
+            if self.python
+            else sys.path
+        )
+        found = next(iter(metadata.distributions(name=self.package, path=paths)), None)
+        return found.version if found else ""
 
 
 _HERE = "bench.race.contenders"
@@ -23,7 +42,14 @@ TRANSFORMERS = ("transformers", "transformers-compiled")
 DIVIDED = "podium-2x1"
 #: of Podium against itself: no rival of it
 OWN = (PODIUM, DIVIDED)
-JEMALLOC = Path(__file__).parents[3] / ".venv" / "jemalloc" / "libjemalloc.so.2"
+#: only where the lane's model is written in Flax
+JAX = "jax"
+_VENV = Path(__file__).parents[3] / ".venv"
+#: an environment of its own
+JAX_PYTHON = _VENV / "jax" / "bin" / "python"
+#: compiled code lives here from heat to heat and from race to race, so that each contender compiles a lane once
+COMPILED = _VENV / "compiled"
+JEMALLOC = _VENV / "jemalloc" / "libjemalloc.so.2"
 #: as PyTorch's tuning guide has them
 _GUIDE = {"MALLOC_CONF": "oversize_threshold:1,background_thread:true,metadata_thp:auto,dirty_decay_ms:-1,"
           "muzzy_decay_ms:-1"} | ({"LD_PRELOAD": str(JEMALLOC)} if JEMALLOC.exists() else {})  # fmt: skip
@@ -43,5 +69,14 @@ CONTENDERS = {
     "transformers-compiled": Contender(
         "Hugging Face Trainer, torch.compile", f"{_HERE}.hugging_face_compiled", "transformers"
     ),
+    JAX: Contender("JAX + Flax", f"{_HERE}.jax_flax", "jax", python=JAX_PYTHON),
     DIVIDED: Contender("Podium, 2 instances × 1 thread", f"{_HERE}.podium_instances", "podium"),
 }
+
+
+def entered(lane: "Lane", contenders: list[str]) -> list[str]:
+    """Return those of the contenders that can train this lane."""
+    left_out = set() if lane.for_transformers else set(TRANSFORMERS)
+    left_out |= set() if lane.may_be_divided else {DIVIDED}
+    left_out |= set() if lane.flax_model else {JAX}
+    return [name for name in contenders if name not in left_out]

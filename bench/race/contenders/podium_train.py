@@ -38,12 +38,16 @@ def race(heat: Heat, more: Sequence[str] = (), options: Sequence[str] = ()) -> O
     if done.returncode:
         sys.exit(done.stderr)
     assert run.recipe().log.tensorboard, "as installed"
+    threads = run.environment()["busy_threads"]
+    if heat.end_to_end:
+        return Outcome(took, None, threads, took)
     at = {record["update"]: record["time/total_s"] for record in run.records()}
     seconds = at[heat.total_updates] - at[heat.num_warmup]
-
+    if not heat.compare:
+        return Outcome(seconds, None, threads, took)
     model = build_model(heat.recipe(), build_workload(heat.recipe()))
     saved = reading.load_latest(run.checkpoints, sys.exit)
     assert saved is not None
     assert saved.update == heat.total_updates
     saved.restore(model)
-    return Outcome(seconds, model, run.environment()["busy_threads"], took)
+    return Outcome(seconds, model, threads, took)

@@ -46,6 +46,8 @@ LANES = [
         optimiser=optimiser,
         make_data=write_images,
         may_be_divided=True,
+        flax_model="mnist",
+        flattened={"hidden.1": (64, 5, 5)},
     )
     for micro_batch in (8, 64)
 ]
