@@ -26,6 +26,7 @@ from podium.engine.compile import Compiled, compiled, deterministic_algorithms
 from podium.engine.compile_cache import Executable
 from podium.engine.losses import Sums
 from podium.engine.parallelism import Parallelism
+from podium.engine.replay import Replay
 from podium.engine.replicas import NO_SPAN, LocalReplicas, Span
 from podium.engine.state import Task, TrainState
 from podium.errors import UserError
@@ -113,6 +114,9 @@ class Engine:
                 options.seed,
                 self._events.waited,
             )
+        alone = self._compiled is None and self._audits is None and largest_span(model) == 1
+        if alone and parallelism.replays and device.type == "cpu" and not state.loss_scale.automatic:
+            self._replicas.replay = Replay(model, task.workload, self._params)
         parallelism.connect(
             self._compiled or model, self._params, self._averaged, batch.num_replicas, self._events.waited
         )
