@@ -15,13 +15,13 @@ hooks and observers stop it, and an operator that reads a value, or whose result
 refused when it is recorded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from podium.contract import Loss, Workload
 from podium.kernels.eligibility import hook_lists, is_watched
@@ -37,8 +37,7 @@ _NUM_COMPARED = 3
 MOST_BYTES = 64 << 20
 _FILLS = {_aten.zeros_like: 0, _aten.new_zeros: 0, _aten.zeros: 0, _aten.ones_like: 1, _aten.new_ones: 1, _aten.ones: 1}
 _EMPTY = {_aten.empty, _aten.empty_like, _aten.new_empty, _aten.empty_strided, _aten.new_empty_strided}
-_COPIES = {_aten.clone, _aten._to_copy}
-_REFUSED = {_aten.lift_fresh, _aten.set_, _aten.resize_, _aten._local_scalar_dense}
+_REFUSED = {_aten.lift_fresh, _aten.set_, _aten.resize_}
 _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -61,13 +60,13 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if self.refused is None:
-            outputs = [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
+            outputs = list(_tensors(result))
             self._take(func, args, kwargs, outputs)
         return result
 
     def _take(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Tensor]) -> None:
         packet = func.overloadpacket
-        inputs = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        inputs = [*_tensors(args), *_tensors(kwargs)]
         before = {_storage(tensor) for tensor in inputs}
         shared = [_storage(tensor) in before for tensor in outputs]
         if packet in _REFUSED or any(tag in func.tags for tag in _DYNAMIC) or any(map(_is_foreign, inputs + outputs)):
@@ -83,13 +82,25 @@ class Tape(TorchDispatchMode):
 
     def _held(self, values: Any) -> Any:
         """Return the same values, with tensors that share the memory of those given and keep it."""
-        return pytree.tree_map_only(Tensor, self._hold, values)
+        if isinstance(values, Tensor):
+            return self._hold(values)
+        if isinstance(values, dict):
+            return {name: self._held(value) for name, value in values.items()}
+        return type(values)(map(self._held, values)) if isinstance(values, list | tuple) else values
 
     def _hold(self, tensor: Tensor) -> Tensor:
         self._storages[_storage(tensor)] = tensor.untyped_storage().nbytes()
         if sum(self._storages.values()) > MOST_BYTES:
             self.refused = "too large"
         return tensor.detach()
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple | dict):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _tensors(value)
 
 
 def _is_foreign(tensor: Tensor) -> bool:
@@ -105,18 +116,22 @@ def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: li
     packet = func.overloadpacket
     if packet in _FILLS:
         return partial(outputs[0].fill_, _FILLS[packet])
-    if packet in _COPIES:
+    if packet is _aten.clone:
         return partial(outputs[0].copy_, args[0])
     names = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
     for overload in packet.overloads():
         other = getattr(packet, overload)
+        if torch.Tag.generated in other.tags:  # calls the operator and copies, with warnings
+            continue
         given = [argument for argument in other._schema.arguments if not argument.is_out]
         outs = [argument.name for argument in other._schema.arguments if argument.is_out]
         if len(outs) == len(outputs) and [(argument.name, str(argument.type)) for argument in given] == names:
             return partial(other, *args, **kwargs, **dict(zip(outs, outputs, strict=True)))
 
     def call() -> None:
-        results = [value for value in pytree.tree_leaves(func(*args, **kwargs)) if isinstance(value, Tensor)]
+        results = list(_tensors(func(*args, **kwargs)))
+        if len(results) != len(outputs):
+            raise RuntimeError(f"{func} returned something else")
         for output, value in zip(outputs, results, strict=True):
             output.copy_(value)
 
@@ -247,9 +262,11 @@ class Replay:
         buffers = list(self._model.buffers())
         before = [buffer.clone() for buffer in buffers]
         enter()
-        self._recorded.forward(samples)
-        self._recorded.backward()
-        found = self._recorded.results() + [buffer.clone() for buffer in buffers]
+        found = []
+        with suppress(RuntimeError):  # an operator that does not write to memory that is there
+            self._recorded.forward(samples)
+            self._recorded.backward()
+            found = self._recorded.results() + [buffer.clone() for buffer in buffers]
         if buffers:
             foreach.copy_(buffers, before)
         for param in self._params:
