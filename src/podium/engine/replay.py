@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from podium.contract import Loss, Workload
 from podium.kernels.eligibility import hook_lists, is_watched
 from podium.machine import foreach
-from podium.machine.recording import TorchDispatchMode, recording
+from podium.machine.recording import OperatorMode, recording
 
 Call = Callable[[], object]
 _aten = torch.ops.aten
@@ -41,7 +41,7 @@ _REFUSED = {_aten.lift_fresh, _aten.set_, _aten.resize_}
 _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
-class Tape(TorchDispatchMode):
+class Tape(OperatorMode):
     """The calls of one forward and backward pass, in order."""
 
     def __init__(self) -> None:

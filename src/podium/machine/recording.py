@@ -2,14 +2,21 @@
 code, and the seeding of blocks."""
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
-# The one place that knows this private name of torch; see docs/architecture.md.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Recorder", "TorchDispatchMode", "note", "recording"]
+__all__ = ["OperatorMode", "Recorder", "TorchDispatchMode", "note", "recording"]
+
+
+class OperatorMode(TorchDispatchMode):
+    """A mode that sees every operator, without torch's compiler, whose import takes longer than the first updates."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 class Recorder(Protocol):
@@ -20,24 +27,21 @@ class Recorder(Protocol):
         ...
 
 
-_recorder: list[tuple[int, Recorder]] = []
+#: who records, and the thread that it records
+_recording: list[tuple[int, Recorder]] = []
 
 
 def note(make: Callable[..., Callable[[], object]], *arguments: Any) -> None:
     """Tell whoever records this thread how to make a call again; `arguments` may be tensors."""
-    if _recorder and _recorder[0][0] == threading.get_ident():
-        _recorder[0][1].note(make, arguments)
+    if _recording and _recording[0][0] == threading.get_ident():
+        _recording[0][1].note(make, arguments)
 
 
-def recording(recorder: Recorder) -> AbstractContextManager[None]:
-    """Return a context in which the calls of this thread are noted."""
-
-    @contextmanager
-    def context() -> Any:
-        _recorder[:] = [(threading.get_ident(), recorder)]
-        try:
-            yield
-        finally:
-            _recorder.clear()
-
-    return context()
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Have the calls of this thread noted."""
+    _recording[:] = [(threading.get_ident(), recorder)]
+    try:
+        yield
+    finally:
+        _recording.clear()
