@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from podium.distributed.lockstep import largest_span
@@ -114,8 +115,7 @@ class Engine:
                 options.seed,
                 self._events.waited,
             )
-        alone = self._compiled is None and self._audits is None and largest_span(model) == 1
-        if alone and parallelism.replays and device.type == "cpu" and not state.loss_scale.automatic:
+        if self._may_replay(device):
             self._replicas.replay = Replay(model, task.workload, self._params)
         parallelism.connect(
             self._compiled or model, self._params, self._averaged, batch.num_replicas, self._events.waited
@@ -161,6 +161,13 @@ class Engine:
         self._num_pending += 1
         self._replicas.pending.complete()
         return stop
+
+    def _may_replay(self, device: torch.device) -> bool:
+        """Return whether passes may be replayed: where nobody looks into them, and nothing changes from one to the
+        next that a recorded pass would not know."""
+        alone = self._compiled is None and self._audits is None and self._events.span is Events.span
+        alone = alone and largest_span(self._state.model) == 1 and not self._state.loss_scale.automatic
+        return alone and self._parallelism.replays and device.type == "cpu"
 
     def _undo(self) -> None:
         """Leave the model as it was before this update, whose gradients could not be summed."""
