@@ -97,6 +97,25 @@ def test_replayed_passes_have_the_bits_of_those_that_run_as_they_are(replicas, a
     assert same(ours, without(monkeypatch, Squares(), **sizes))
 
 
+class Library(Squares):
+    """Its loss is one of torch's, which is reduced in place."""
+
+    def loss(self, model, batch):
+        output = model(batch["input"])
+        return Loss(self.function(output, batch["target"].sigmoid(), reduction="sum"), len(output))
+
+
+@pytest.mark.parametrize(
+    "name", ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits"]
+)
+def test_losses_of_torch_are_replayed_without_a_word(name, monkeypatch, capfd):
+    monkeypatch.setattr(Library, "function", staticmethod(getattr(nn.functional, name)), raising=False)
+    ours = trained(Library())
+    assert ours[2]._num_equal == replay._NUM_COMPARED
+    assert same(ours, without(monkeypatch, Library()))
+    assert "Warning" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("workload", [Reads, Counts])
 def test_a_loss_that_depends_on_more_than_its_samples_is_not_replayed(workload, monkeypatch):
     ours = trained(workload())

@@ -38,6 +38,8 @@ MOST_BYTES = 64 << 20
 _FILLS = {_aten.zeros_like: 0, _aten.new_zeros: 0, _aten.zeros: 0, _aten.ones_like: 1, _aten.new_ones: 1, _aten.ones: 1}
 _EMPTY = {_aten.empty, _aten.empty_like, _aten.new_empty, _aten.empty_strided, _aten.new_empty_strided}
 _REFUSED = {_aten.lift_fresh, _aten.set_, _aten.resize_}
+#: operators that put values into their result before they reduce them there
+_RESIZES = {_aten.mse_loss, _aten.smooth_l1_loss, _aten.huber_loss, _aten.binary_cross_entropy, _aten.soft_margin_loss}
 _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -121,7 +123,7 @@ def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: li
     names = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
     for overload in packet.overloads():
         other = getattr(packet, overload)
-        if torch.Tag.generated in other.tags:  # calls the operator and copies, with warnings
+        if torch.Tag.generated in other.tags or packet in _RESIZES:  # these resize what they are given, with warnings
             continue
         given = [argument for argument in other._schema.arguments if not argument.is_out]
         outs = [argument.name for argument in other._schema.arguments if argument.is_out]
