@@ -142,7 +142,7 @@ def _seconds(instances: Instances) -> Seconds:
     num_buckets = NUM_BYTES // BUCKET_BYTES
     buckets = [(BUCKET_BYTES // 4, torch.float32)] * num_buckets
     summed = summed_buffers(instances, NUM_REPLICAS, buckets, torch.device("cpu"))
-    for flats in (summed.flats, *summed.complete):
+    for flats in (*(one.flats for one in summed.sets), *summed.complete):
         for flat in flats:
             flat.fill_(0.125)
 

@@ -1,9 +1,11 @@
-"""Small costs that every update or sample has: a step of small tensors, and the order of samples.
+"""Small costs that every update or sample has: a step of small tensors, passes that are replayed, the order of samples.
 
     python -m bench.small_costs          some seconds; prints a table
 
 A step updates eight small tensors, as in mnist, where Python is the whole cost: by Podium, which calls torch's kernels
-directly, and by torch.optim.SGD(fused=True), alternately. The order is that of five million samples, on one core.
+directly, and by torch.optim.SGD(fused=True), alternately. An update of mnist with micro-batch 8, without its input,
+takes processor time as it is and with replayed passes (`engine/replay.py`), alternately, with the same bits at the end.
+The order is that of five million samples, on one core.
 """
 
 import os
@@ -18,7 +20,10 @@ from bench.where import when_and_where
 from podium.contract import by_dimension
 from podium.data.sample_order import order
 from podium.optim.optimisers import build_optimiser, step
+from podium.recipe.loading import load_recipe
 from podium.recipe.sections.optim import OptimSection
+from podium.training.build import build_training
+from podium.training.feeding import build_engine
 
 _ROUNDS, _STEPS = 30, 30
 _NUM_SAMPLES, _POSITIONS = 5_000_000, 1 << 18
@@ -43,6 +48,29 @@ def step_seconds() -> tuple[float, float]:
     return fastest[0], fastest[1]
 
 
+def update_seconds() -> tuple[float, float]:
+    """Return the processor time of an update with replayed passes and of one as it is, the fastest of their rounds."""
+    case = ["workload.data.source=generated", "batch.micro=8", "schedule.warmup=0", "engine.threads=1"]
+    trainings = [build_training(load_recipe("mnist", case)) for _ in range(2)]
+    engines = [build_engine(training) for training in trainings]
+    engines[1]._replicas.replay = None
+    workload = trainings[0].task.workload
+    draws = torch.Generator().manual_seed(0)
+    example = workload.example(8)
+    image = torch.rand(1, 1, *example["image"].shape, generator=draws)
+    samples = {"image": image, "label": example["label"].expand(1, 1, -1)}
+    fastest = [float("inf")] * len(engines)
+    for first in range(0, _ROUNDS * _STEPS, _STEPS):
+        for number, engine in enumerate(engines):
+            start = time.thread_time()
+            for update in range(first, first + _STEPS):
+                engine.update(update, samples, 1e-3)
+            fastest[number] = min(fastest[number], (time.thread_time() - start) / _STEPS)
+    ours, theirs = (training.state.model.state_dict().values() for training in trainings)
+    assert all(map(torch.equal, ours, theirs)), "replayed passes have other bits"
+    return fastest[0], fastest[1]
+
+
 def positions_per_second() -> float:
     """Return how many sample positions are computed per second, at best."""
     positions = np.arange(_POSITIONS)
@@ -62,6 +90,8 @@ def main() -> None:
     print(when_and_where(load))
     print("| what | Podium | torch |\n|---|---|---|")
     print(f"| a step of eight small tensors, µs | {1e6 * ours:.1f} | {1e6 * theirs:.1f} ({theirs / ours:.2f} ×) |")
+    ours, theirs = update_seconds()
+    print(f"| an update of mnist, replayed against as it is, µs | {1e6 * ours:.0f} | {1e6 * theirs:.0f} as it is |")
     print(f"| positions of the order per second | {positions_per_second():,.0f} | |")
 
 

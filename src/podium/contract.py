@@ -97,6 +97,10 @@ class Workload(Protocol):
         to_huggingface(model)                      (config.json as a mapping, tensors by their names there)
         from_huggingface(model, config, tensors)   copies the weights; UserError if they belong to another model
         tokenizer_file()                           the `tokenizer.json` of its data, or None
+
+    One whose loss in training depends on nothing but its parameters, buffers, samples and torch's generator, and whose
+    model keeps nothing else from one pass to the next, may say so by `fixed = True`: small ones are then recorded and
+    replayed (`engine/replay.py`), in half the time.
     """
 
     #: schemas of `workload.model` and `workload.data`

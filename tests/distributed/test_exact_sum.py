@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from contextlib import ExitStack, nullcontext
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
@@ -83,25 +84,36 @@ def sum_on_instances(
     with ExitStack() as stack:  # put back afterwards: the next test may have more instances, and all need the same
         for module in (instances_module, summed_buffers, uneven_buffers):
             ours = {name: value for name, value in limits.items() if hasattr(module, name)}
-            stack.enter_context(mock.patch.multiple(module, **ours))
+            if ours:
+                stack.enter_context(mock.patch.multiple(module, **ours))
         sizes = [(size, dtype) for size, _, dtype in cases]
         summed = summed_buffers.summed_buffers(instances, num_replicas, sizes, torch.device("cpu"), num_lanes=2)
         answers = []
-        for number, (size, seed, dtype) in enumerate(cases):
-            for flats, part in zip((*summed.complete, summed.flats), own, strict=True):
-                flats[number].copy_(tree_of([leaf(index, size, seed, dtype) for index in part]))
-            flat = summed.flats[number]
+        for turn, (number, (size, seed, dtype)) in product(range(len(summed.sets) + 1), enumerate(cases)):
+            filled, totals = summed.sets[turn % len(summed.sets)]
+            for flats, part in zip((*summed.complete, filled), own, strict=True):
+                flats[number].copy_(tree_of([leaf(index, size, seed + turn, dtype) for index in part]))
             summed.sum(number, number % 2)
-            answers.append(flat.view(torch.uint8).numpy().tobytes() if size else b"")
+            answers.append(totals[number].view(torch.uint8).numpy().tobytes() if size else b"")
+            totals[number].fill_(-1.0)  # as an optimiser, while others may still read what this one summed
         return type(summed).__name__, answers
 
 
-DOUBLING = {"DOUBLING_BYTES": 1 << 40, "ROUND_BYTES": 1 << 40, "PIECE_BYTES": 1 << 20, "WHOLE_BYTES": 1 << 40}
-HALVING = {"DOUBLING_BYTES": -1, "ROUND_BYTES": 0, "PIECE_BYTES": 1 << 20, "WHOLE_BYTES": 0}
-PIECES = {"DOUBLING_BYTES": -1, "ROUND_BYTES": 0, "PIECE_BYTES": 1000, "WHOLE_BYTES": 0}
+DOUBLING = {
+    "DOUBLING_BYTES": 1 << 40,
+    "ROUND_BYTES": 1 << 40,
+    "PIECE_BYTES": 1 << 20,
+    "WHOLE_BYTES": 1 << 40,
+    "MORE_BYTES": 1 << 40,
+}
+HALVING = {"DOUBLING_BYTES": -1, "ROUND_BYTES": 0, "PIECE_BYTES": 1 << 20, "WHOLE_BYTES": 0, "MORE_BYTES": -1}
+PIECES = {"DOUBLING_BYTES": -1, "ROUND_BYTES": 0, "PIECE_BYTES": 1000, "WHOLE_BYTES": 0, "MORE_BYTES": -1}
+ONE_SET = {"TURNS_BYTES": 0}
 
 
-@pytest.mark.parametrize("limits", [DOUBLING, HALVING, PIECES], ids=["doubling", "halving", "pieces"])
+@pytest.mark.parametrize(
+    "limits", [DOUBLING, HALVING, PIECES, ONE_SET], ids=["doubling", "halving", "pieces", "one set"]
+)
 @MESSAGES
 @given(
     more=st.integers(0, 9),
@@ -115,8 +127,9 @@ def test_sum_of_any_tensors_equals_the_tree_of_one_process(joined, limits, more,
     kinds, answers = zip(*joined.run(sum_on_instances, num_replicas, cases, limits), strict=True)
     alike = "SentBuffers" if max(joined.host_sizes) == 1 else "SharedBuffers"
     assert set(kinds) == {alike if joined.host_sizes in EVEN else "UnevenBuffers"}
-    for (size, case_seed, _), *sums in zip(cases, *answers, strict=True):
-        expected = tree_of([leaf(index, size, case_seed, dtype) for index in range(num_replicas)])
+    num_turns = len(answers[0]) // len(cases)
+    for (turn, (size, case_seed, _)), *sums in zip(product(range(num_turns), cases), *answers, strict=True):
+        expected = tree_of([leaf(index, size, case_seed + turn, dtype) for index in range(num_replicas)])
         assert set(sums) == {expected.view(torch.uint8).numpy().tobytes() if size else b""}
 
 

@@ -3,7 +3,7 @@
 import math
 import weakref
 
-from podium.distributed.reduction.tree import LocalReduction
+from podium.distributed.reduction.tree import TreeSum
 from podium.recipe.loading import load_recipe
 from podium.training.build import build_training
 from podium.training.feeding import build_engine
@@ -19,17 +19,16 @@ def test_an_update_of_1024_replicas_keeps_no_more_than_log2_sets_of_gradients(on
     training = build_training(load_recipe(name, [*overrides, *many, *small]))
     alive: list[weakref.ref] = []
     most = 0
-    take = LocalReduction.take
+    push = TreeSum.push
 
-    def counted(reduction):
+    def counted(tree, tensors):
         nonlocal most
-        tensors = take(reduction)
         alive.extend(weakref.ref(tensor) for tensor in tensors)
         alive[:] = [tensor for tensor in alive if tensor() is not None]
-        most = max(most, len(alive) / len(tensors))
-        return tensors
+        most = max(most, len({tensor().data_ptr() for tensor in alive}) / len(tensors))
+        push(tree, tensors)
 
-    monkeypatch.setattr(LocalReduction, "take", counted)
+    monkeypatch.setattr(TreeSum, "push", counted)
     samples = {
         name: rows.expand(NUM_REPLICAS, 1, *rows.shape) for name, rows in training.task.workload.example(1).items()
     }

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 import xxhash
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from podium.engine.replicas import LocalReplicas
 from podium.kernels.eligibility import Observer
 from podium.machine import foreach
+from podium.machine.recording import TorchDispatchMode
 from podium.recipe.loading import Recipe
 from podium.training.build import Training, build_training
 from podium.training.feeding import samples_of_updates

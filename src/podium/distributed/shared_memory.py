@@ -1,8 +1,12 @@
 """Memory that the instances of one host share, with barriers in it. Written here because neither torch nor gloo has
 such a transport for CPUs.
 
-    segment of a neighbour: whether it has left, its semaphores, one for each lane and neighbour, then its buffers
-    (flat tensors)
+    segment of a neighbour: whether it has left, its semaphores for each lane, then its buffers (flat tensors)
+
+Semaphores of a lane: one that each neighbour posts, for barriers of two or of some; a gate, which the last one to reach
+a barrier of all opens; and in the first segment how many may still come before the last, and how many have come. So
+whoever waits sleeps once for each barrier, however many there are: eight processes on two cores that wait for one
+another by pairs are woken seven times each.
 
 Segments have no name, and the system frees them when the last process that has them open ends, however it ends.
 """
@@ -87,18 +91,40 @@ class SharedMemory:
 
         `others`: only these meet, each of which names the rest of them.
         """
+        if others is None and len(self.others) > 1:
+            self._pass_gate(lane)
+            return
         others = self.others if others is None else others
         for place in others:
             self._segments[place].post(lane, self.own)
-        own = self._segments[self.own]
         for place in others:
-            waited, began = 0.0, time.monotonic()
-            while not own.wait(lane, place, _CHECK_S):
-                self._check_others()
-                now = time.monotonic()
-                waited, began = waited + min(now - began, 2 * _CHECK_S), now  # ignores time spent suspended
-                if waited > self._timeout_s:
-                    raise InstanceLost(self._members[place], f"no answer in {self._timeout_s:g} s")
+            self._wait(lane, place, self._members[place])
+
+    def _pass_gate(self, lane: int) -> None:
+        """Wait for the last one to open the gates, or open them as the last one."""
+        first, size = self._segments[0], len(self._segments)
+        gate, come, left = size, size + 1, size + 2
+        first.post(lane, come)  # publishes what this one wrote
+        if first.take(lane, left):
+            self._wait(lane, gate, None)
+            return
+        for _ in range(size):
+            while not first.wait(lane, come, _CHECK_S):  # what the last ones wrote is about to be published
+                pass
+        for _ in self.others:
+            first.post(lane, left)
+        for place in self.others:
+            self._segments[place].post(lane, gate)
+
+    def _wait(self, lane: int, number: int, member: int | None) -> None:
+        """Wait at one of this process's semaphores, which `member`, or any of them, is to post."""
+        own, waited, began = self._segments[self.own], 0.0, time.monotonic()
+        while not own.wait(lane, number, _CHECK_S):
+            self._check_others()
+            now = time.monotonic()
+            waited, began = waited + min(now - began, 2 * _CHECK_S), now  # ignores time spent suspended
+            if waited > self._timeout_s:
+                raise InstanceLost(member, f"no answer in {self._timeout_s:g} s")
 
     def leave(self) -> None:
         """Take no further part: barriers, in other threads of this process too, and those of the others, end with
@@ -146,8 +172,10 @@ class Segment:
         segment = cls(fd, os.getpid(), token, layout)
         segment._memory[:8] = token.to_bytes(8)
         for lane in range(num_lanes):
-            for neighbour in range(num_per_host):
-                _call("sem_init", segment._semaphore(lane, neighbour), 1, 0)
+            for number in range(layout.num_semaphores):
+                # all but one may come to a barrier before the last
+                value = num_per_host - 1 if number == layout.num_semaphores - 1 else 0
+                _done(_INIT(segment._semaphore(lane, number), 1, value), "sem_init")
         for flat in segment.flats:
             flat.zero_()  # by this process, so that the memory is near the core that uses it most
         return segment
@@ -162,15 +190,21 @@ class Segment:
             raise ValueError("another process has this number now")
         return segment
 
-    def post(self, lane: int, neighbour: int) -> None:
-        _call("sem_post", self._semaphore(lane, neighbour))
+    def post(self, lane: int, number: int) -> None:
+        _done(_POST(self._semaphore(lane, number)), "sem_post")
 
-    def wait(self, lane: int, neighbour: int, seconds: float) -> bool:
-        """Wait for `neighbour` to post; return False if it does not within `seconds`. Releases Python's lock."""
+    def take(self, lane: int, number: int) -> bool:
+        """Take one from a semaphore; return False if there is none."""
+        return _done(_TAKE(self._semaphore(lane, number)), "sem_trywait")
+
+    def wait(self, lane: int, number: int, seconds: float) -> bool:
+        """Wait for a semaphore to be posted; return False if it is not within `seconds`. Releases Python's lock."""
+        semaphore = self._semaphore(lane, number)
+        if _done(_TAKE(semaphore), "sem_trywait"):
+            return True
         until = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + int(seconds * 1e9)
         deadline = _Timespec(*divmod(until, 10**9))
-        address = self._semaphore(lane, neighbour)
-        return _call("sem_clockwait", address, time.CLOCK_MONOTONIC, ctypes.byref(deadline))
+        return _done(_C.sem_clockwait(semaphore, time.CLOCK_MONOTONIC, ctypes.byref(deadline)), "sem_clockwait")
 
     def leave(self) -> None:
         self._memory[_LEFT] = 1
@@ -183,8 +217,8 @@ class Segment:
         poll.register(self._process, select.POLLIN)
         return bool(poll.poll(0))
 
-    def _semaphore(self, lane: int, neighbour: int) -> ctypes.c_void_p:
-        place = 1 + lane * self.layout.num_per_host + neighbour
+    def _semaphore(self, lane: int, number: int) -> ctypes.c_void_p:
+        place = 1 + lane * self.layout.num_semaphores + number
         return ctypes.c_void_p(self._address + place * _SEMAPHORE_BYTES)
 
 
@@ -192,8 +226,10 @@ class Layout:
     """Offsets in a segment: the token, then the semaphores, then the buffers."""
 
     def __init__(self, num_per_host: int, num_lanes: int, sizes: Sequence[Size]) -> None:
-        self.num_per_host, self.sizes = num_per_host, sizes
-        end = (1 + num_lanes * num_per_host) * _SEMAPHORE_BYTES
+        self.sizes = sizes
+        #: of a lane: one for each neighbour, then the gate, how many have come, how many may come before the last
+        self.num_semaphores = num_per_host + 3
+        end = (1 + num_lanes * self.num_semaphores) * _SEMAPHORE_BYTES
         self.offsets = []
         for length, dtype in sizes:
             start = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -207,13 +243,16 @@ class _Timespec(ctypes.Structure):
 
 
 _C = ctypes.CDLL(None, use_errno=True)
+# What never blocks keeps Python's lock: to give it up and wait for it again takes longer than the call.
+_KEEPING = ctypes.PyDLL(None, use_errno=True)
+_INIT, _POST, _TAKE = _KEEPING.sem_init, _KEEPING.sem_post, _KEEPING.sem_trywait
 
 
-def _call(name: str, *args: object) -> bool:
-    """Call a function of the C library that returns 0 on success; return False on a timeout or an interruption."""
-    if getattr(_C, name)(*args) == 0:
+def _done(result: int, name: str) -> bool:
+    """Return whether a function of the C library succeeded; False if it has to wait, or was interrupted."""
+    if result == 0:
         return True
     number = ctypes.get_errno()
-    if number in (errno.ETIMEDOUT, errno.EINTR):
+    if number in (errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN):
         return False
     raise OSError(number, f"{name}: {os.strerror(number)}")

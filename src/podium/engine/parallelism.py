@@ -53,6 +53,8 @@ class Parallelism:
     takes_samples = True
     #: whether this instance has all weights by itself
     has_all_weights = True
+    #: whether nothing but gradients leaves the passes of this form, so that they can be replayed
+    replays = False
 
     def __init__(
         self,
@@ -141,7 +143,8 @@ class Parallelism:
                     replicas.backward(loss)
                     del loss  # not while the next pass runs: see PendingLosses
             if slot < replicas.num - 1:
-                tree.push(self._reduction.take())
+                taken = self._reduction.take()
+                tree.push(replicas.owned(taken) if tree.is_next_kept else taken)
 
     def _run_side_by_side(self, side_by_side: SideBySide, replicas: LocalReplicas, stop: bool) -> None:
         """Do the same where layers share statistics between replicas: those of a span run side by side."""
@@ -246,6 +249,8 @@ class Parallelism:
 
 class Replicated(Parallelism):
     """Whole replicas on every instance."""
+
+    replays = True
 
     def can_regroup(self) -> bool:
         instances = self.instances

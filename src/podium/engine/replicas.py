@@ -5,13 +5,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from podium.contract import Batch, Loss, Workload
+from podium.distributed.reduction.tree import Tensors
 from podium.engine.loss_scale import LossScale
 from podium.engine.losses import PendingLosses
+from podium.engine.replay import Replay
 from podium.machine import foreach
 from podium.transforms.seeding import MicroBatch, enter_micro_batch
 
@@ -52,6 +55,8 @@ class LocalReplicas:
         self.start_buffers: list[Tensor] = []
         #: the number of this update
         self.update, self._samples = 0, dict[str, Tensor]()
+        #: runs the passes of models that are small enough, where nothing looks at them
+        self.replay: Replay | None = None
         #: slot and micro-batch of the pass that runs
         self.running = (0, 0)
 
@@ -85,19 +90,31 @@ class LocalReplicas:
         """Run the forward pass of a micro-batch."""
         self.running = (slot, index)
         self.enter(slot, index)
+        samples = {name: rows[slot, index] for name, rows in self._samples.items()}
         with self._span("forward"):
-            return self._workload.loss(model, {name: rows[slot, index] for name, rows in self._samples.items()})
+            if self.replay is not None and self.scale == 1:
+                return self.replay.forward(model, samples, partial(self.enter, slot, index))
+            return self._workload.loss(model, samples)
 
     def backward(self, loss: Loss) -> None:
         """Run the backward pass from the loss *sum*, times the loss scale."""
         scale = self.scale
         with self._span("backward"):
+            if self.replay is not None and scale == 1:
+                self.replay.backward(loss.sum)
+                return
             (loss.sum if scale == 1 else loss.sum * scale).backward()
 
     @property
     def scale(self) -> float:
         """The factor on the loss in this update."""
         return self._loss_scale.value
+
+    def owned(self, tensors: Tensors) -> Tensors:
+        """Return the tensors that a replica leaves to be added to, in memory that no later pass overwrites."""
+        if self.replay is None or not self.replay.overwrites:
+            return tensors
+        return [None if tensor is None else tensor.clone() for tensor in tensors]
 
     def add(self, loss: Loss) -> None:
         """Add a loss to the pending ones, without waiting for the device."""

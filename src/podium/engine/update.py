@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from podium.distributed.lockstep import largest_span
@@ -26,6 +27,7 @@ from podium.engine.compile import Compiled, compiled, deterministic_algorithms
 from podium.engine.compile_cache import Executable
 from podium.engine.losses import Sums
 from podium.engine.parallelism import Parallelism
+from podium.engine.replay import Replay
 from podium.engine.replicas import NO_SPAN, LocalReplicas, Span
 from podium.engine.state import Task, TrainState
 from podium.errors import UserError
@@ -113,6 +115,8 @@ class Engine:
                 options.seed,
                 self._events.waited,
             )
+        if self._may_replay(device):
+            self._replicas.replay = Replay(model, task.workload, self._params)
         parallelism.connect(
             self._compiled or model, self._params, self._averaged, batch.num_replicas, self._events.waited
         )
@@ -157,6 +161,13 @@ class Engine:
         self._num_pending += 1
         self._replicas.pending.complete()
         return stop
+
+    def _may_replay(self, device: torch.device) -> bool:
+        """Return whether passes may be replayed: where nobody looks into them, and nothing changes from one to the
+        next that a recorded pass would not know."""
+        alone = self._compiled is None and self._audits is None and self._events.span is Events.span
+        alone = alone and largest_span(self._state.model) == 1 and not self._state.loss_scale.automatic
+        return alone and self._parallelism.replays and device.type == "cpu"
 
     def _undo(self) -> None:
         """Leave the model as it was before this update, whose gradients could not be summed."""

@@ -2,7 +2,7 @@
 the kernels, by `install.py`, and by the kernels themselves."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -43,6 +43,22 @@ def has_hooks(module: nn.Module) -> bool:
     if module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return True
     return any(not isinstance(hook, Observer) for hook in module._forward_hooks.values())
+
+
+def hook_lists(model: nn.Module) -> list[Collection[Any]]:
+    """Return all hooks on the modules, and on the gradients of the parameters as far as they are there now; these
+    collections change as hooks come and go."""
+    found: list[Collection[Any]] = []
+    for module in model.modules():
+        found += [module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks]
+    return found + [hooks for param in model.parameters() if (hooks := param._backward_hooks) is not None]
+
+
+def is_watched(model: nn.Module) -> bool:
+    """Return whether a hook looks at any part of the model, but for those that note what they do when a pass is
+    recorded (`machine/recording.py`)."""
+    every = [hook for hooks in hook_lists(model) if isinstance(hooks, Mapping) for hook in hooks.values()]
+    return not all(getattr(hook, "notes_itself", False) for hook in every)
 
 
 def shown(modules: Sequence[nn.Module], output: T) -> T:

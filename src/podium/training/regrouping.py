@@ -8,6 +8,7 @@ the lost one too (`PendingLosses.publish`). What follows an update (record, vali
 all have finished it under a lead that is still there.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,8 @@ from podium.training.progress import Meter
 from podium.ui import console
 
 _NO_STATE = -1
+#: how often an instance looks whether another group is to go on: a look at a file takes as long as a small kernel
+_LOOK_S = 0.01
 
 
 class LeadChanged(Exception):
@@ -51,6 +54,7 @@ class Regrouping:
         self.again = False
         #: whether the first of the instances was lost, and this one has taken its place
         self.has_taken_over = False
+        self._look_at = 0.0
         #: the speed since the last record
         self.meter = Meter(clock, training.task.lengths, self._update, training)
 
@@ -69,7 +73,10 @@ class Regrouping:
 
     def check(self) -> None:
         """Raise InstanceLost where another group is to go on: between two updates, as far as this one knows."""
-        if self._membership is not None and self._membership.has_changed():
+        if self._membership is None or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK_S
+        if self._membership.has_changed():
             raise InstanceLost(None, "the group has changed")
 
     def updated(self) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from podium.machine import counter_rng
+from podium.machine.recording import note
 
 
 class MicroBatch(NamedTuple):
@@ -72,10 +73,16 @@ class _BlockSeed:
         self._state = torch.empty(0)
 
     def _seed(self, block: nn.Module, args: object) -> None:
-        if block.training and (here := getattr(_here, "key", None)) is not None:
-            _seed(self._device, counter_rng.key("block", here, self._number))
+        if block.training and getattr(_here, "key", None) is not None:
+            self._begin()
+            note(lambda: self._begin)
             if self._after is not None:
                 self._state = torch.get_rng_state()
+
+    _seed.notes_itself = True  # type: ignore[attr-defined]
+
+    def _begin(self) -> None:
+        _seed(self._device, counter_rng.key("block", _here.key, self._number))
 
     def _look(self, block: nn.Module, args: object, output: object) -> None:
         if self._after is not None and block.training and len(self._state):

@@ -41,9 +41,11 @@ def style() -> AbstractContextManager[None]:
     return context
 
 
-def figure(width: float = 9.0, height: float = 5.0) -> Figure:
-    """Return an empty figure, in inches; use inside `style()`."""
-    fig = Figure(figsize=(width, height), dpi=130)
+def figure(width: float = 9.0, height: float = 5.0, *, arranged: bool = True) -> Figure:
+    """Return an empty figure, in inches; use inside `style()`. Unless `arranged`, everything stays where it is put,
+    and is drawn once instead of twice."""
+    with rc_context({"figure.constrained_layout.use": arranged}):
+        fig = Figure(figsize=(width, height), dpi=130)
     FigureCanvasAgg(fig)
     return fig
 

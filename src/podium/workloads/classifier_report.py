@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from podium.contract import Picture, Prediction
@@ -13,6 +15,8 @@ from podium.ui.table import Table
 
 _NUM_MISTAKES = 24
 _NUM_COLUMNS = 6
+#: inches of one image with its two lines, and of the image itself
+_TILE_WIDTH, _TILE_HEIGHT, _IMAGE_SIDE = 1.55, 1.95, 1.38
 # Beyond this many classes the numbers in the cells of the confusion matrix no longer fit.
 _MAX_CLASSES_WITH_NUMBERS = 20
 _MAX_CLASSES_WITH_NAMES = 40
@@ -146,40 +150,38 @@ def _draw_mistakes(
     path: Path,
 ) -> Path:
     num_rows = max(1, -(-len(worst) // _NUM_COLUMNS))
+    width, height = _TILE_WIDTH * _NUM_COLUMNS + 0.2, _TILE_HEIGHT * num_rows + 0.5
     with figures.style():
-        fig = figures.figure(1.55 * _NUM_COLUMNS + 0.2, 1.95 * num_rows + 0.5)
-        fig.set_layout_engine("constrained", h_pad=0.08, w_pad=0.06)
-        fig.suptitle(
-            "Worst mistakes, most confident first: predicted class above, true class below",
-            x=0.012,
-            ha="left",
-            size=11,
-            weight="bold",
-            color=figures.INK,
-        )
-        grid = fig.subplots(num_rows, _NUM_COLUMNS, squeeze=False).ravel()
-        for axes in grid[len(worst) :]:
-            axes.set_axis_off()
+        fig = figures.figure(width, height, arranged=False)
+        # One set of axes, in inches from the top left: a set for every image takes longer than a short training.
+        axes = fig.add_axes((0, 0, 1, 1))
+        axes.set_axis_off()
+        title = "Worst mistakes, most confident first: predicted class above, true class below"
+        axes.text(0.11, 0.27, title, size=11, weight="bold", color=figures.INK)
         if not len(worst):
-            grid[0].text(0, 0.5, "No mistakes: every test image is classified correctly.", color=figures.MUTED)
-        for axes, sample in zip(grid, worst, strict=False):
-            coloured = images.shape[-1] == 3
-            axes.imshow(images[sample] if coloured else images[sample, 0], cmap="gray_r", interpolation="nearest")
-            axes.grid(False)
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set_visible(True)
-            said, true = predicted[sample], labels[sample]
-            axes.set_title(
-                f"{names[said]}  {_percent(probability[sample, said])}",
-                color=figures.SECOND,
-                fontsize=9,
-                loc="center",
-                pad=4,
-            )
-            axes.set_xlabel(
-                f"{names[true]}  {_percent(probability[sample, true])}", color=figures.INK, fontsize=9, labelpad=4
-            )
+            axes.text(0.11, 1.2, "No mistakes: every test image is classified correctly.", color=figures.MUTED)
+        for place, sample in enumerate(worst):
+            row, column = divmod(place, _NUM_COLUMNS)
+            middle, top = 0.1 + _TILE_WIDTH * (column + 0.5), 0.5 + _TILE_HEIGHT * row + 0.3
+            image = images[sample] if images.shape[-1] == 3 else images[sample, 0]
+            bottom = _draw_image(axes, image, middle, top)
+            for label, at, side, colour, weight in (
+                (predicted[sample], top - 0.06, "bottom", figures.SECOND, "bold"),
+                (labels[sample], bottom + 0.06, "top", figures.INK, "normal"),
+            ):
+                text = f"{names[label]}  {_percent(probability[sample, label])}"
+                axes.text(middle, at, text, ha="center", va=side, fontsize=9, color=colour, weight=weight)
+        axes.set(xlim=(0, width), ylim=(height, 0))
         return figures.save(fig, path)
+
+
+def _draw_image(axes: Axes, image: NDArray, middle: float, top: float) -> float:
+    """Draw an image below `top`, with a frame; return where it ends."""
+    high, wide = (_IMAGE_SIDE * size / max(image.shape[:2]) for size in image.shape[:2])
+    extent = (middle - wide / 2, middle + wide / 2, top + high, top)
+    axes.imshow(image, cmap="gray_r", interpolation="nearest", extent=extent, aspect="auto")
+    axes.add_patch(Rectangle((extent[0], top), wide, high, fill=False, edgecolor=figures.GRID, linewidth=0.8))
+    return top + high
 
 
 def _table(counts: NDArray, names: tuple[str, ...], what: str = "images") -> Table:

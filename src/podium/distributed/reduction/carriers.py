@@ -76,6 +76,26 @@ def _sum_buckets(
         done.put(time.perf_counter() - began)
 
 
+class AtEnd:
+    """The calling thread, once it has nothing else to do: for a single bucket, which is complete when the backward pass
+    is, a thread would only have to be woken."""
+
+    def __init__(self, summed: Buffers) -> None:
+        self._summed, self._put = summed, list[int]()
+
+    def put(self, number: int) -> None:
+        self._put.append(number)
+
+    def wait(self) -> float:
+        began = time.perf_counter()
+        while self._put:
+            self._summed.sum(self._put.pop(0), 0)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        self._put.clear()
+
+
 class SideStream:
     """A stream of the device beside that of the passes. The host only puts messages and additions in line, so it needs
     no thread and waits for nothing."""
@@ -98,7 +118,9 @@ class SideStream:
 
 
 def carrier_for(summed: Buffers, num_buckets: int, device: torch.device) -> Carrier:
-    return Threads(summed, num_buckets) if device.type == "cpu" else SideStream(summed, device)
+    if device.type != "cpu":
+        return SideStream(summed, device)
+    return AtEnd(summed) if num_buckets == 1 else Threads(summed, num_buckets)
 
 
 def agreed(rows: Sequence[Sequence[int]]) -> tuple[int, bool, list[bool]]:

@@ -53,14 +53,29 @@ class _Bucket:
     params: list[int] = field(default_factory=list)
     num_missing: int = 0
     handed_over: bool = False
-    flat: Tensor = field(default_factory=lambda: torch.empty(0))
-    present: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def reserve(self, num_elements: int) -> int:
         """Reserve room for `num_elements`; return its offset."""
         offset = self.num_elements
         self.num_elements += -(-num_elements // _ALIGNMENT) * _ALIGNMENT
         return offset
+
+
+#: by tensor: its bucket and its offset there
+Places = dict[int, tuple[_Bucket, int]]
+
+
+class _Memory:
+    """Flat tensors, one for each bucket, as what they hold."""
+
+    def __init__(
+        self, flats: Sequence[Tensor], buckets: Sequence[_Bucket], places: Places, tensors: Sequence[Tensor]
+    ) -> None:
+        self.head = flats[places[_HEAD_PLACE][0].number][:_HEAD]
+        #: of all parameters, then of all buffers
+        self.views = [_view(places[index], tensor, flats) for index, tensor in enumerate(tensors)]
+        #: by bucket: on how many instances its parameters have gradients
+        self.present = [flat[bucket.num_elements :] for bucket, flat in zip(buckets, flats, strict=True)]
 
 
 class ExactReduction:
@@ -81,20 +96,25 @@ class ExactReduction:
         the tensors in `TreeSum`: parameters first. Collective. Unless `during_backward`, sums begin after the pass."""
         self.model = model
         self._params, self._buffers, self._waited = params, buffers, waited
-        self._device, self._instances, self._during_backward = params[0].device, instances, during_backward
+        self._device, self._instances = params[0].device, instances
         self._buckets, places = _planned(_backward_order(model, params), params, buffers)
         sizes = [(bucket.num_elements + len(bucket.params), bucket.dtype) for bucket in self._buckets]
         summed = summed_buffers(instances, num_replicas, sizes, self._device)
-        for bucket, flat in zip(self._buckets, summed.flats, strict=True):
-            bucket.flat, bucket.present = flat, flat[bucket.num_elements :]
-        self._head = places[_HEAD_PLACE][0].flat[:_HEAD]
         tensors = [*params, *buffers]
-        self._views = [_view(places[index], tensor, summed.flats) for index, tensor in enumerate(tensors)]
+        #: the sets of buffers that are filled in turn, and the totals of each
+        self._sets = [
+            (_Memory(flats, self._buckets, places, tensors), _Memory(totals, self._buckets, places, tensors))
+            for flats, totals in summed.sets
+        ]
+        self._num_sums = 0
+        self._filled, self._totals = self._sets[0]
+        self.buffer_totals: list[Tensor] = []
         #: the same for the subtrees of this instance's block before the last one
         self._complete = [
             [_view(places[index], tensor, flats) for index, tensor in enumerate(tensors)] for flats in summed.complete
         ]
-        self.buffer_totals = self._views[len(params) :]
+        # A single bucket is complete when the backward pass is.
+        self._during_backward = during_backward and (len(self._buckets) > 1 or self._device.type != "cpu")
         self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.params}
         self._armed = False
         self._next = 0
@@ -106,7 +126,9 @@ class ExactReduction:
         self._carrier = carrier_for(summed, len(self._buckets), self._device)
         method = weakref.WeakMethod(self._on_gradient)
         handles = [
-            param.register_post_accumulate_grad_hook(_weak_hook(method, index)) for index, param in enumerate(params)
+            param.register_post_accumulate_grad_hook(_weak_hook(method, index))
+            for index, param in enumerate(params)
+            if self._during_backward
         ]
         self._end = weakref.finalize(self, _end, self._carrier, handles)
         self._summed = summed
@@ -125,10 +147,14 @@ class ExactReduction:
     def start(self, tree: TreeSum, count: int, stop: bool) -> None:
         self._sums_of_complete, partial = tree.before_last()
         self._partial = partial[::-1]
+        self._filled, self._totals = self._sets[self._num_sums % len(self._sets)]
+        self._num_sums, self.buffer_totals = self._num_sums + 1, self._totals.views[len(self._params) :]
         if self._device.type == "cpu":
-            self._head.copy_(torch.tensor([count % _COUNT_BASE, count // _COUNT_BASE, stop], dtype=torch.float32))
+            self._filled.head.copy_(
+                torch.tensor([count % _COUNT_BASE, count // _COUNT_BASE, stop], dtype=torch.float32)
+            )
         self._own_count, self._own_stop = count, stop
-        self._sum_locally(range(len(self._params), len(self._views)), self._buffers)
+        self._sum_locally(range(len(self._params), len(self._filled.views)), self._buffers)
         for bucket in self._buckets:
             bucket.num_missing, bucket.handed_over = len(bucket.params), False
         self._next, self._armed = 0, self._during_backward
@@ -144,7 +170,7 @@ class ExactReduction:
         self._waited(time.perf_counter() - began)
         if self.exchange_s is not None:
             self.exchange_s += took or 0.0
-        for param, view, is_present in zip(self._params, self._views, present, strict=False):
+        for param, view, is_present in zip(self._params, self._totals.views, present, strict=False):
             param.grad = view if is_present else None
         return count, stop
 
@@ -167,15 +193,16 @@ class ExactReduction:
             for index, grad in zip(bucket.params, grads, strict=True)
         ]
         if self._device.type == "cpu":
-            bucket.present.fill_(1.0)
+            row = self._filled.present[bucket.number]
+            row.fill_(1.0)
             for place, is_present in enumerate(present):
                 if not is_present:
-                    bucket.present[place] = 0.0
+                    row[place] = 0.0
         for index, is_present in zip(bucket.params, present, strict=True):
             self._own_present[index] = is_present
         for index, grad in zip(bucket.params, grads, strict=True):
             if grad is not None:
-                self._params[index].grad = self._views[index]  # frees the gradient's own memory
+                self._params[index].grad = self._filled.views[index]  # frees the gradient's own memory
         bucket.handed_over = True
         self._carrier.put(bucket.number)
 
@@ -185,7 +212,7 @@ class ExactReduction:
         for complete, sums in zip(self._complete, self._sums_of_complete, strict=True):
             for index in indices:
                 _write(complete[index], sums[index])
-        views = [self._views[index] for index in indices]
+        views = [self._filled.views[index] for index in indices]
         first, rest = self._partial[:1], self._partial[1:]
         for index, view, tensor in zip(indices, views, last, strict=True):
             present = [sums for sums in (tensor, *(sums[index] for sums in first)) if sums is not None]
@@ -204,9 +231,9 @@ class ExactReduction:
             return agreed(self._instances.gather(row).tolist())
         present = [False] * len(self._params)
         for bucket in self._buckets:
-            for index, num_present in zip(bucket.params, bucket.present.tolist(), strict=True):
+            for index, num_present in zip(bucket.params, self._totals.present[bucket.number].tolist(), strict=True):
                 present[index] = num_present > 0
-        lo, hi, stop = self._head.tolist()
+        lo, hi, stop = self._totals.head.tolist()
         return int(lo) + int(hi) * _COUNT_BASE, stop > 0, present
 
 
@@ -215,9 +242,7 @@ def _backward_order(model: nn.Module, params: list[nn.Parameter]) -> list[int]:
     return [place[param] for param in reversed(list(model.parameters())) if param in place]
 
 
-def _planned(
-    order: list[int], params: list[nn.Parameter], buffers: list[Tensor]
-) -> tuple[list[_Bucket], dict[int, tuple[_Bucket, int]]]:
+def _planned(order: list[int], params: list[nn.Parameter], buffers: list[Tensor]) -> tuple[list[_Bucket], Places]:
     """Plan the buckets: the head and buffers, then neighbours in `order`; a bucket holds one type of element.
 
     Return the buckets, and for all parameters and buffers their bucket and offset.

@@ -32,6 +32,11 @@ class TreeSum:
         self._count_merges(0, num_leaves)
         self._next = 0
 
+    @property
+    def is_next_kept(self) -> bool:
+        """Whether the tensors of the next leaf will be kept and added to, instead of being added to those before."""
+        return self._num_merges[self._next] == 0
+
     def push(self, tensors: Tensors) -> None:
         self.partial.append(tensors)
         for _ in range(self._num_merges[self._next]):

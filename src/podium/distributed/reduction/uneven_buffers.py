@@ -2,6 +2,7 @@
 of instances. `exchange.py` says who joins what; here are the memory, the messages and the additions."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,14 @@ _ADDED_BYTES = 1 << 19
 
 #: messages: the other instance, what is sent or received (which must live as long), and what to wait for
 _Posted = list[tuple[int, Tensor, dist.Work]]
+
+
+class Set(NamedTuple):
+    """A set of flat tensors: this instance's last subtree of its block of replicas before sums, and the totals after
+    them, which may be the same tensors."""
+
+    flats: list[Tensor]
+    totals: list[Tensor]
 
 
 class UnevenBuffers:
@@ -47,6 +56,7 @@ class UnevenBuffers:
         by_instance = [_in_order(of_one, len(sizes)) for of_one in flats]
         own_flats = by_instance[instances.index - on_host.start]
         self.flats: list[Tensor] = own_flats[-1]
+        self.sets = [Set(self.flats, self.flats)]
         self.complete: Sequence[list[Tensor]] = own_flats[:-1]
         #: of each instance of this host, the buffers that hold totals after a sum
         self._totals = [subtrees[-1] for subtrees in by_instance]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from podium.kernels.jit import kept_code
 from podium.kernels.jit.llvm import Code
+from podium.machine.recording import note
 
 _P = ParamSpec("_P")
 
@@ -38,15 +39,25 @@ class Routine:
 
     def __call__(self, num_pieces: int, *arguments: int | Tensor) -> None:
         """Run all pieces, then return. Tensors are passed as the addresses of their first elements."""
+        self._prepared(num_pieces, *arguments)()
+        note(self._prepared, num_pieces, *arguments)
+
+    def _prepared(self, num_pieces: int, *arguments: int | Tensor) -> Callable[[], None]:
+        """Return what runs all pieces, any number of times, on tensors that it keeps."""
         next_piece = ctypes.c_int64(0)
         values = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
         passed = (ctypes.c_int64 * (2 + len(values)))(ctypes.addressof(next_piece), num_pieces, *values)
-        parallel = _parallel()
-        num_threads = min(num_pieces, torch.get_num_threads())
-        if num_threads == 1 or parallel is None:
-            self._call(ctypes.addressof(passed))
-        else:
-            parallel(self._address, ctypes.addressof(passed), num_threads, 0)
+        address, kept = ctypes.addressof(passed), (passed, arguments)
+        parallel, num_threads = _parallel(), min(num_pieces, torch.get_num_threads())
+
+        def run(kept: object = kept) -> None:
+            next_piece.value = 0
+            if num_threads == 1 or parallel is None:
+                self._call(address)
+            else:
+                parallel(self._address, address, num_threads, 0)
+
+        return run
 
 
 def machine_code(write: Callable[_P, Code]) -> Callable[_P, Routine]:

@@ -25,6 +25,7 @@ class Workload:
 
     ModelSection: ClassVar[type[Section]] = MnistModel
     DataSection: ClassVar[type[Section]] = MnistData
+    fixed: ClassVar[bool] = True
     target = Target("valid/accuracy", 0.985, best="max")
 
     def __init__(self, model: MnistModel, data: MnistData) -> None:

@@ -20,6 +20,7 @@ class Workload:
     ModelSection: ClassVar[type[Section]] = NeuronModel
     DataSection: ClassVar[type[Section]] = NeuronData
     MakeSection: ClassVar[type[Section]] = NeuronMake
+    fixed: ClassVar[bool] = True
     target = Target("valid/loss", 0.20)
 
     def __init__(self, model: NeuronModel, data: NeuronData) -> None:
