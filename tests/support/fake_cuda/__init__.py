@@ -24,10 +24,13 @@ def library() -> Path:
     return built(_HERE / "fake_cuda.cpp", ("torch_cpu", "c10"))
 
 
-def updates(folder: Path, recipes: dict[str, list[str]], optimisers: list[str]) -> dict[str, dict]:
+def updates(
+    folder: Path, recipes: dict[str, list[str]], optimisers: list[str], spoilt: dict[str, list[str]]
+) -> dict[str, dict]:
     """Make an update of each recipe with each of the optimisers; return by recipe/optimiser what happened: `error`, the
-    `waits` of the host by place, the number of `operators` that ran on the device."""
-    (folder / "updates.json").write_text(json.dumps({"recipes": recipes, "optimisers": optimisers}))
+    `waits` of the host by place, the number of `operators` that ran on the device. `spoilt`: by recipe, what its loss
+    is made to do beside that (`updates.SPOILT`), in further updates."""
+    (folder / "updates.json").write_text(json.dumps({"recipes": recipes, "optimisers": optimisers, "spoilt": spoilt}))
     words = [sys.executable, "-m", "tests.support.fake_cuda.updates", str(library()), str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, cwd=_HERE.parents[2], env=env, capture_output=True, text=True, timeout=500)

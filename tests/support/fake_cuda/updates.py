@@ -125,6 +125,17 @@ def pretend_that_cuda_is_there() -> None:
     torch.library.impl("aten::_fused_sgd_", "Meta", lambda *args, **keys: None)
 
 
+#: what a loss must not do, to see that it is found
+SPOILT: dict[str, Callable[[Tensor], Any]] = {
+    "reads a number": lambda total: total.item(),
+    "counts": lambda total: total.reshape(1).nonzero(),
+    "copies": lambda total: total.cpu(),
+    "sends": lambda total: torch.tensor([1.0, 2.0]).to(total.device),
+    "mixes": lambda total: total * torch.ones(3),
+    "nothing": lambda total: total * torch.tensor(2.0),
+}
+
+
 @contextmanager
 def fake_from_the_move_on(mode: FakeDevice) -> Iterator[None]:
     """Enter `mode` when the new model is moved to the device: it is built on the host, with numbers."""
@@ -161,6 +172,23 @@ def update_with(training: Training, optimiser: str, mode: FakeDevice, number: in
     return {"waits": dict(mode.waits), "operators": sum(mode.operators.values())}
 
 
+def spoilt(training: Training, what: str, mode: FakeDevice, number: int) -> dict[str, Any]:
+    """Make an update with a loss that does what it must not."""
+    workload = training.task.workload
+    whole = type(workload).loss
+
+    def loss(model: Any, batch: Any) -> Any:
+        found = whole(workload, model, batch)
+        SPOILT[what](found.sum)
+        return found
+
+    workload.loss = loss
+    try:
+        return update_with(training, training.recipe.optim.name, mode, number)
+    finally:
+        del workload.loss
+
+
 def main() -> None:
     folder = Path(sys.argv[2])
     asked = json.loads((folder / "updates.json").read_text())
@@ -172,6 +200,8 @@ def main() -> None:
             training = build_training(load_recipe(overrides[0], overrides[1:]))
             for number, optimiser in enumerate(asked["optimisers"]):
                 answers[f"{name}/{optimiser}"] = update_with(training, optimiser, mode, number)
+            for number, what in enumerate(asked["spoilt"].get(name, []), len(asked["optimisers"])):
+                answers[f"{name}/{what}"] = spoilt(training, what, mode, number)
     (folder / "answers.json").write_text(json.dumps(answers))
 
 
