@@ -570,6 +570,20 @@ class Messages final : public c10d::Backend {
     auto host_into = mine(into), host = mine(tensor);
     return carrier_->_reduce_scatter_base(host_into, host, o);
   }
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(std::vector<at::Tensor>& into,
+                                                                 std::vector<at::Tensor>& tensors,
+                                                                 const c10d::AllgatherOptions& o) override {
+    told("allgather", -1, tensors);
+    auto host_into = mine(into), host = mine(tensors);
+    return carrier_->allgather_into_tensor_coalesced(host_into, host, o);
+  }
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& into,
+                                                                 std::vector<at::Tensor>& tensors,
+                                                                 const c10d::ReduceScatterOptions& o) override {
+    told("reduce_scatter", -1, tensors);
+    auto host_into = mine(into), host = mine(tensors);
+    return carrier_->reduce_scatter_tensor_coalesced(host_into, host, o);
+  }
   c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& into, at::Tensor& tensor, std::vector<int64_t>& out,
                                                std::vector<int64_t>& in, const c10d::AllToAllOptions& o) override {
     told("alltoall", -1, {tensor});
