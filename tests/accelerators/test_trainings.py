@@ -42,6 +42,11 @@ ALONE = {
         for optimiser in OPTIMISERS
         for mode in ("32.32", "16.32", "16.16")
     },
+    **{  # the layout that CUDA devices have in half precision
+        f"{name}/channels last/{mode}": [*TINY[name], *_SHORT, "engine.layout=channels_last", f"precision={mode}"]
+        for name in ("cnn", "mnist", "neuron")
+        for mode in ("16.32", "16.16")
+    },
     "neuron/average": of_eight("neuron", "average.method=exponential", "valid.recalibrate=2", "checkpoint.every=1up"),
     "neuron/average+": of_eight(
         "neuron", "average.method=exponential", "valid.recalibrate=2", "checkpoint.every=1up", "train.length=5up"

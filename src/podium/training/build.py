@@ -194,7 +194,7 @@ def build_model(
         model,
         blocks,
         device,
-        layout=resolve_layout(recipe.engine.layout, device),
+        layout=resolve_layout(recipe.engine.layout, device, recipe.precision.computes_in_half),
         kernels=recipe.engine.kernels,
         precision=recipe.precision,
         recompute=recipe.parallel.recompute,

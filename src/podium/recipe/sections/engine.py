@@ -37,7 +37,8 @@ class EngineSection(Section):
     device: str = "auto"
     #: exact: the same bits on any number of instances; fast: torch's DistributedDataParallel
     reduction: Literal["exact", "fast"] = "exact"
-    #: memory layout of convolutions; part of the numerics. `auto` is channels_last on a CPU, else default
+    #: memory layout of convolutions; part of the numerics. `auto` is channels_last on a CPU, and on CUDA
+    #: with half-precision arithmetic, else default
     layout: Literal["auto", "default", "channels_last"] = "auto"
     #: Podium's own kernels; auto: all that apply and are faster; off: torch's only; or a list. Part of the numerics
     kernels: Literal["auto", "off"] | tuple[KernelName, ...] = "auto"
