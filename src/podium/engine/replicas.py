@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from podium.contract import Batch, Loss, Workload
+from podium.engine.graph import PassGraph
 from podium.engine.loss_scale import LossScale
 from podium.engine.losses import PendingLosses
 from podium.machine import foreach
@@ -52,6 +53,8 @@ class LocalReplicas:
         self.start_buffers: list[Tensor] = []
         #: the number of this update
         self.update, self._samples = 0, dict[str, Tensor]()
+        #: runs both passes at once, where they are captured
+        self.graph: PassGraph | None = None
         #: slot and micro-batch of the pass that runs
         self.running = (0, 0)
 
@@ -85,14 +88,25 @@ class LocalReplicas:
         """Run the forward pass of a micro-batch."""
         self.running = (slot, index)
         self.enter(slot, index)
+        batch = {name: rows[slot, index] for name, rows in self._samples.items()}
         with self._span("forward"):
-            return self._workload.loss(model, {name: rows[slot, index] for name, rows in self._samples.items()})
+            return self.graph.run(model, batch) if self.graph is not None else self._workload.loss(model, batch)
+
+    def both_passes(self, model: nn.Module, batch: Batch) -> Loss:
+        """Run the forward and the backward pass of a micro-batch, to be captured."""
+        loss = self._workload.loss(model, batch)
+        self._backward(loss)
+        return loss
 
     def backward(self, loss: Loss) -> None:
         """Run the backward pass from the loss *sum*, times the loss scale."""
+        if self.graph is None:  # otherwise `forward` has run both
+            with self._span("backward"):
+                self._backward(loss)
+
+    def _backward(self, loss: Loss) -> None:
         scale = self.scale
-        with self._span("backward"):
-            (loss.sum if scale == 1 else loss.sum * scale).backward()
+        (loss.sum if scale == 1 else loss.sum * scale).backward()
 
     @property
     def scale(self) -> float:

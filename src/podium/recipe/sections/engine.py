@@ -44,6 +44,8 @@ class EngineSection(Section):
     kernels: Literal["auto", "off"] | tuple[KernelName, ...] = "auto"
     #: compile the whole model with torch.compile; part of the numerics
     compile: bool = False
+    #: on CUDA devices: capture both passes of a micro-batch once and replay them, for small models without dropout
+    graph: bool = False
     #: choices measured by `podium tune`: use the stored ones, or measure first if there are none
     tune: Literal["off", "remembered", "measure"] = "remembered"
     #: also use choices that change the bits of the result
