@@ -11,7 +11,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(fake_cuda.why_not()), re
 
 _MODES = ("32.32", "16.32", "16.16")
 _SHORT = ("schedule.warmup=1up", "optim.clip_norm=0.5")
-RECIPES = {f"{name}/{mode}": [*recipe, *_SHORT, f"precision={mode}"] for name, recipe in TINY.items() for mode in _MODES}
+RECIPES = {
+    f"{name}/{mode}": [*recipe, *_SHORT, f"precision={mode}"] for name, recipe in TINY.items() for mode in _MODES
+}
 #: what a loss is made to do, and what is said about it
 SPOILT = {
     "reads a number": "Waited: the host waits for aten._local_scalar_dense",
@@ -38,6 +40,7 @@ def test_an_update_stays_on_its_device_and_waits_for_nothing(name, optimiser, an
     assert "error" not in answer, answer["error"]
     assert set(answer["waits"]) <= (_ONCE if optimiser == next(iter(KEYS)) else set()), answer["waits"]
     assert answer["operators"] > 100
+    assert answer["channels_last"] == (name in ("cnn/16.32", "cnn/16.16", "mnist/16.32", "mnist/16.16"))
 
 
 @pytest.mark.parametrize("what", SPOILT)

@@ -93,7 +93,9 @@ def test_a_processor_is_certified_as_one(podium, tmp_path):
 def test_two_pretended_devices_are_certified(tmp_path):
     words = ["certify", "mnist", "--precision", "32.32", "--seconds", "0.1", "--out", "card"]
     env = pretend.environment(2, GLOO_SOCKET_IFNAME="lo")
-    done = subprocess.run([sys.executable, "-m", "podium", *words], env=env, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "podium", *words], env=env, cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     card = read_card(tmp_path / "card" / "card.json")
     assert (card["on_accelerator"], card["num_devices"], card["counts"], card["kept"]) == (True, 2, [1, 2], True)

@@ -1,4 +1,6 @@
-"""`engine.graph`: passes captured once and replayed give the bits of passes that run, with a stand-in for CUDA graphs."""
+"""`engine.graph`: passes captured once and replayed have the bits of passes that run, with a stand-in for CUDA's."""
+
+from typing import ClassVar
 
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,7 +19,7 @@ class Recorded(TorchDispatchMode):
     """Keeps operators with the memory they took and gave, and runs nothing else when they are repeated: what the host
     does between them has no effect, as with a graph."""
 
-    made = []
+    made: ClassVar[list] = []
 
     def __init__(self):
         super().__init__()

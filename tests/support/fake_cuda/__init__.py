@@ -1,6 +1,6 @@
 """Updates on a fake CUDA device: tensors that have shapes, types and a device, and no numbers (`fake_cuda.cpp`).
 
-Torch's fake tensors take the meta kernels, the decompositions and the rules of CUDA, which a device of another type does
+Torch's fake tensors take the meta kernels, the decompositions and the rules of CUDA, which other devices do
 not. Every update runs through Podium's engine, in a process of its own (`updates.py`), as there CUDA seems to exist.
 Needs a C++ compiler; where there is none, tests that use it skip (`why_not`).
 """
@@ -28,8 +28,9 @@ def updates(
     folder: Path, recipes: dict[str, list[str]], optimisers: list[str], spoilt: dict[str, list[str]]
 ) -> dict[str, dict]:
     """Make an update of each recipe with each of the optimisers; return by recipe/optimiser what happened: `error`, the
-    `waits` of the host by place, the number of `operators` that ran on the device. `spoilt`: by recipe, what its loss
-    is made to do beside that (`updates.SPOILT`), in further updates."""
+    `waits` of the host by place, the number of `operators` that ran on the device, whether weights of images are
+    `channels_last`. `spoilt`: by recipe, what its loss is made to do beside that (`updates.SPOILT`), in further
+    updates."""
     (folder / "updates.json").write_text(json.dumps({"recipes": recipes, "optimisers": optimisers, "spoilt": spoilt}))
     words = [sys.executable, "-m", "tests.support.fake_cuda.updates", str(library()), str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -169,7 +169,9 @@ def update_with(training: Training, optimiser: str, mode: FakeDevice, number: in
         return {"error": f"{type(error).__name__}: {error}", "waits": dict(mode.waits)}
     weights = [param for param in training.state.model.parameters() if not _of_device(param)]
     assert not weights, "weights that are not on the device"
-    return {"waits": dict(mode.waits), "operators": sum(mode.operators.values())}
+    images = [param for param in training.state.model.parameters() if param.dim() == 4]
+    last = any(not image.is_contiguous() for image in images)
+    return {"waits": dict(mode.waits), "operators": sum(mode.operators.values()), "channels_last": last}
 
 
 def spoilt(training: Training, what: str, mode: FakeDevice, number: int) -> dict[str, Any]:

@@ -109,11 +109,11 @@ def get_device_name(device=None):
     return os.environ.get("PRETEND_NAME", "Pretend 1")
 
 
-def Stream(priority=0):
+def Stream(priority=0):  # noqa: N802
     return torch.Stream(device=f"pretend:{current_device()}", priority=priority)
 
 
-def Event():
+def Event():  # noqa: N802
     return torch.Event(device="pretend")
 
 
