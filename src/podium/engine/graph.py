@@ -131,6 +131,7 @@ class PassGraph:
         if later:
             foreach.add_([total for total, _ in later], [grad for _, grad in later])
         if first:
-            for param, grad in first:
-                param.grad = torch.empty_like(grad)
-            foreach.copy_([param.grad for param, _ in first], [grad for _, grad in first])
+            copies = [torch.empty_like(grad) for _, grad in first]
+            foreach.copy_(copies, [grad for _, grad in first])
+            for (param, _), copy in zip(first, copies, strict=True):
+                param.grad = copy
