@@ -1,5 +1,7 @@
 """Trainings on pretended devices: the same bits as on the CPU, with one instance and with several."""
 
+from functools import cache
+
 import pytest
 
 from podium.optim.steps import KERNELS
@@ -40,6 +42,11 @@ ALONE = {
         for optimiser in OPTIMISERS
         for mode in ("32.32", "16.32", "16.16")
     },
+    **{  # the layout that CUDA devices have in half precision
+        f"{name}/channels last/{mode}": [*TINY[name], *_SHORT, "engine.layout=channels_last", f"precision={mode}"]
+        for name in ("cnn", "mnist", "neuron")
+        for mode in ("16.32", "16.16")
+    },
     "neuron/average": of_eight("neuron", "average.method=exponential", "valid.recalibrate=2", "checkpoint.every=1up"),
     "neuron/average+": of_eight(
         "neuron", "average.method=exponential", "valid.recalibrate=2", "checkpoint.every=1up", "train.length=5up"
@@ -51,8 +58,15 @@ TOGETHER = {f"{name}/eight": of_eight(name) for name in TINY} | {
     "bert/stages": of_eight("bert", "parallel.stages=2"),
     "gpt2/stages": of_eight("gpt2", "parallel.stages=2", "parallel.schedule=grouped"),
 }
-#: with torch's reduction, which promises no bits
-FAST = {"mnist/fast": of_eight("mnist", "engine.reduction=fast")}
+_FAST = "engine.reduction=fast"
+#: with torch's reduction, whose bits depend on the number of instances
+FAST = {
+    "mnist/fast": of_eight("mnist", _FAST),
+    "neuron/optimiser": of_eight("neuron", _FAST, "parallel.shard=optimiser"),
+    "mnist/parameters": of_eight("mnist", _FAST, "parallel.shard=parameters"),
+    "gpt2/parameters": of_eight("gpt2", _FAST, "parallel.shard=parameters", "precision=16.32"),
+    "neuron/parameters": of_eight("neuron", _FAST, "parallel.shard=parameters", "optim.name=adamw"),
+}
 #: with three, blocks of replicas are of different sizes
 OF_THREE = {name: TOGETHER[name] for name in ("neuron/eight", "gpt2/eight")}
 #: what does not belong to a CPU, or to one instance
@@ -68,6 +82,11 @@ def on_cpu(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     return pretend.trained(tmp_path_factory.mktemp("device"), ALONE, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def fast_on_cpus(tmp_path_factory):
+    return cache(lambda count: pretend.trained(tmp_path_factory.mktemp(f"cpus-{count}"), FAST, count, 0))
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +118,15 @@ def test_several_devices_have_the_bits_of_one(name, count, together, on_cpu):
     assert_equal(together(count)[name], on_cpu[name])
 
 
-def test_fast_reduction_trains_on_several_devices(together, on_cpu):
-    got = together(2)["mnist/fast"]
-    assert "error" not in got, got["error"]
-    assert got["valid"]["last"]["loss"] == pytest.approx(on_cpu["mnist/eight"]["valid"]["last"]["loss"], rel=1e-4)
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", FAST)
+def test_fast_reduction_has_the_bits_of_as_many_cpus(name, count, together, fast_on_cpus, on_cpu):
+    got = together(count)[name]
+    assert_equal(got, fast_on_cpus(count)[name])
+    if name == "mnist/fast":
+        assert got["valid"]["last"]["loss"] == pytest.approx(on_cpu["mnist/eight"]["valid"]["last"]["loss"], rel=1e-4)
+    kinds = {what for of_one in got["messages"] for what, *_ in of_one}
+    assert ({"allgather", "reduce_scatter"} <= kinds) == name.endswith("/parameters")
 
 
 @pytest.mark.parametrize("name", OF_THREE)

@@ -1,6 +1,8 @@
 """`podium certify`: every question is asked, what is not kept is told, and the card holds its own checksum."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -12,6 +14,7 @@ from podium.errors import UserError
 from podium.recipe.loading import load_recipe
 from podium.runs.folder import Run
 from podium.workloads.registry import WORKLOADS as SHIPPED
+from tests.support import pretend
 from tests.support.processes import assert_user_error, podium_here
 
 FOUND = [
@@ -83,3 +86,23 @@ def test_a_processor_is_certified_as_one(podium, tmp_path):
     assert questions[:3] == ["every operator repeats its bits", "trains", "the same weights when trained again"]
     assert any(question.startswith("the same weights after a kill") for question in questions)
     assert card["samples_per_second"]["mnist"]["one, exact"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(pretend.why_not()), reason=pretend.why_not())
+def test_two_pretended_devices_are_certified(tmp_path):
+    words = ["certify", "mnist", "--precision", "32.32", "--seconds", "0.1", "--out", "card"]
+    env = pretend.environment(2, GLOO_SOCKET_IFNAME="lo")
+    done = subprocess.run(
+        [sys.executable, "-m", "podium", *words], env=env, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    card = read_card(tmp_path / "card" / "card.json")
+    assert (card["on_accelerator"], card["num_devices"], card["counts"], card["kept"]) == (True, 2, [1, 2], True)
+    assert card["accelerator"]["deterministic_algorithms"] == "strict"
+    questions = [one["question"] for one in card["found"]]
+    assert "the same weights on 2 instances" in questions
+    assert questions[-1] == "the same weights after a kill, resumed on 2"
+    assert set(card["samples_per_second"]["mnist"]) == {
+        "one, exact", "one, fast", "2 instances, exact", "2 instances, fast"
+    }  # fmt: skip

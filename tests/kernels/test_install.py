@@ -132,10 +132,12 @@ def test_the_default_layout_leaves_a_model_alone():
     assert type(model[0]) is nn.Conv1d
 
 
-def test_auto_depends_on_the_kind_of_device_alone():
-    assert resolve_layout("auto", torch.device("cpu")) == "channels_last"
-    assert resolve_layout("auto", torch.device("cuda")) == "default"
-    assert resolve_layout("default", torch.device("cpu")) == "default"
+def test_auto_depends_on_the_kind_of_device_and_of_arithmetic():
+    for half in (False, True):
+        assert resolve_layout("auto", torch.device("cpu"), half) == "channels_last"
+        assert resolve_layout("auto", torch.device("cuda"), half) == ("channels_last" if half else "default")
+        assert resolve_layout("auto", torch.device("xpu"), half) == "default"
+        assert resolve_layout("default", torch.device("cpu"), half) == "default"
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such settings")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from podium.contract import Batch, Loss, Workload
 from podium.distributed.reduction.tree import Tensors
+from podium.engine.graph import PassGraph
 from podium.engine.loss_scale import LossScale
 from podium.engine.losses import PendingLosses
 from podium.engine.replay import Replay
@@ -57,6 +58,8 @@ class LocalReplicas:
         self.update, self._samples = 0, dict[str, Tensor]()
         #: runs the passes of models that are small enough, where nothing looks at them
         self.replay: Replay | None = None
+        #: runs both passes at once, where they are captured
+        self.graph: PassGraph | None = None
         #: slot and micro-batch of the pass that runs
         self.running = (0, 0)
 
@@ -92,18 +95,30 @@ class LocalReplicas:
         self.enter(slot, index)
         samples = {name: rows[slot, index] for name, rows in self._samples.items()}
         with self._span("forward"):
+            if self.graph is not None:
+                return self.graph.run(model, samples)
             if self.replay is not None and self.scale == 1:
                 return self.replay.forward(model, samples, partial(self.enter, slot, index))
             return self._workload.loss(model, samples)
 
+    def both_passes(self, model: nn.Module, batch: Batch) -> Loss:
+        """Run the forward and the backward pass of a micro-batch, to be captured."""
+        loss = self._workload.loss(model, batch)
+        self._backward(loss)
+        return loss
+
     def backward(self, loss: Loss) -> None:
         """Run the backward pass from the loss *sum*, times the loss scale."""
+        if self.graph is None:  # otherwise `forward` has run both
+            with self._span("backward"):
+                self._backward(loss)
+
+    def _backward(self, loss: Loss) -> None:
         scale = self.scale
-        with self._span("backward"):
-            if self.replay is not None and scale == 1:
-                self.replay.backward(loss.sum)
-                return
-            (loss.sum if scale == 1 else loss.sum * scale).backward()
+        if self.replay is not None and scale == 1:
+            self.replay.backward(loss.sum)
+            return
+        (loss.sum if scale == 1 else loss.sum * scale).backward()
 
     @property
     def scale(self) -> float:

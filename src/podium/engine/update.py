@@ -25,6 +25,7 @@ from podium.distributed.reduction.tree import replica_mean
 from podium.engine.audit import AuditOptions, Audits
 from podium.engine.compile import Compiled, compiled, deterministic_algorithms
 from podium.engine.compile_cache import Executable
+from podium.engine.graph import PassGraph
 from podium.engine.losses import Sums
 from podium.engine.parallelism import Parallelism
 from podium.engine.replay import Replay
@@ -49,6 +50,8 @@ class UpdateOptions:
     stochastic_rounding: bool = False
     #: compile the model in the first update
     compile: bool = False
+    #: capture both passes of a micro-batch in the first update, and replay them
+    graph: bool = False
     #: compute some gradients a second time
     audit: AuditOptions | None = None
 
@@ -96,6 +99,8 @@ class Engine:
             self._events.span,
             is_alone=group.count == 1,
         )
+        if options.graph:
+            self._replicas.graph = PassGraph(device, self._params, self._buffers, self._replicas.both_passes)
         self._num_pending = 0
         self._compiled: Compiled | None = None
         self._executable: Executable | None = None
@@ -115,7 +120,7 @@ class Engine:
                 options.seed,
                 self._events.waited,
             )
-        if self._may_replay(device):
+        if self._may_replay(device) and not options.graph:
             self._replicas.replay = Replay(model, task.workload, self._params)
         parallelism.connect(
             self._compiled or model, self._params, self._averaged, batch.num_replicas, self._events.waited

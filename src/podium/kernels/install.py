@@ -20,20 +20,30 @@ Layout = Literal["default", "channels_last"]
 _OF_MODULES = ("conv3d_stride2", "attention", "dropout_gelu", "vocabulary")
 
 
-def resolve_layout(choice: Literal["auto"] | Layout, device: torch.device) -> Layout:
-    """Return the layout; `auto` gives the fastest for the device type, for any model. It is part of the numerics."""
+def resolve_layout(choice: Literal["auto"] | Layout, device: torch.device, half: bool) -> Layout:
+    """Return the layout; `auto` gives the fastest for the device type, for any model. It is part of the numerics.
+
+    `half`: whether the arithmetic is in half precision, for which CUDA devices have units that read channels last.
+    """
     if choice != "auto":
         return choice
-    return "channels_last" if device.type == "cpu" else "default"
+    return "channels_last" if device.type == "cpu" or (device.type == "cuda" and half) else "default"
 
 
-def apply_layout(model: nn.Module, layout: Layout, blocks: Sequence[nn.Module] = ()) -> None:
-    """Set the memory layout of the convolutions and pools of `model`, and apply the kernels in use to its layers.
+def apply_layout(model: nn.Module, layout: Layout, blocks: Sequence[nn.Module] = (), *, on_cpu: bool = True) -> None:
+    """Set the memory layout of the convolutions and pools of `model`, and apply the kernels in use to its layers, which
+    are for processors: on a device, only the layout changes.
 
     Only modules whose class is exactly a plain one change it, so this comes before anything else that changes classes.
     No operator crosses the boundaries of `blocks`. With the default layout, all layers are left to torch.
     """
+    if not on_cpu:  # there, the layout that leaves all layers to torch is the usual one
+        leave_out_rows(model)
     if layout == "default":
+        return
+    if not on_cpu:
+        for module in model.modules():
+            convolutions.install(module)
         return
     keep_apart(blocks)
     kernels = [kernel for name in _OF_MODULES if (kernel := registry.find(name)) is not None]

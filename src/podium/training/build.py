@@ -19,6 +19,7 @@ from podium.distributed.lockstep import check_span, largest_span
 from podium.distributed.pipeline.partition import layers_of
 from podium.distributed.placement import Placement
 from podium.distributed.sharding.fully_sharded import check_equal_blocks, check_fully_sharded
+from podium.engine.graph import CAPTURES
 from podium.engine.loss_scale import LossScale
 from podium.engine.parallelism import FullySharded, Parallelism, Pipelined, Replicated, ShardedOptimiser
 from podium.engine.state import Lengths, Task, TrainState
@@ -95,6 +96,7 @@ def build_training(
     num_blocks = topology.num_instances // topology.num_stages
     check_span(largest_span(model), topology.num_replicas, num_blocks, recipe.engine.reduction)
     check_audit(recipe, largest_span(model))
+    check_graph(recipe, device, instances.count, task)
     if recipe.valid.recalibrate and not any(isinstance(module, AnyBatchNorm) for module in model.modules()):
         raise UserError(
             f"valid.recalibrate = {recipe.valid.recalibrate}: the model has no batch norm, and so no statistics to "
@@ -143,6 +145,25 @@ def check_audit(recipe: Recipe, span: int) -> None:
             f"engine.audit = {recipe.engine.audit:g} computes the gradients of one replica again, which {reason} does "
             "not leave by themselves: set it to 0"
         )
+
+
+def check_graph(recipe: Recipe, device: torch.device, num_instances: int, task: Task) -> None:
+    """Raise UserError where passes are to be captured, and cannot be replayed."""
+    if not recipe.engine.graph:
+        return
+    reads = [name for name, field in task.train_source.fields.items() if field.read_on_host]
+    reasons = {
+        f"a device of the kind {device.type}, which has no graphs": device.type not in CAPTURES,
+        f"{num_instances} instances: it is for one": num_instances > 1,
+        "engine.compile": recipe.engine.compile,
+        "engine.audit": bool(recipe.engine.audit),
+        "parallel.recompute": recipe.parallel.recompute,
+        "precision.trap": recipe.precision.trap,
+        "precision.loss_scale = auto": recipe.precision.loss_scale == "auto",
+        f"counts that the host reads from the samples ({', '.join(reads)})": bool(reads),
+    }
+    if reason := next((name for name, holds in reasons.items() if holds), None):
+        raise UserError(f"engine.graph = true cannot be combined with {reason}: set it to false")
 
 
 def build_task(recipe: Recipe, data_of: Task | None = None) -> Task:
@@ -194,7 +215,7 @@ def build_model(
         model,
         blocks,
         device,
-        layout=resolve_layout(recipe.engine.layout, device),
+        layout=resolve_layout(recipe.engine.layout, device, recipe.precision.computes_in_half),
         kernels=recipe.engine.kernels,
         precision=recipe.precision,
         recompute=recipe.parallel.recompute,

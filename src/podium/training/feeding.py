@@ -23,6 +23,7 @@ def build_engine(training: Training, events: Events | None = None) -> Engine:
         recipe.optim.clip_norm,
         stochastic_rounding=recipe.precision.rounds_stochastically,
         compile=recipe.engine.compile,
+        graph=recipe.engine.graph,
         audit=_audit_options(training),
     )
     return Engine(training.task, training.state, training.parallelism, options, events)

@@ -17,7 +17,7 @@ from torch import nn
 
 from podium.errors import UserError
 from podium.kernels import registry
-from podium.kernels.install import Layout, apply_layout, leave_out_rows
+from podium.kernels.install import Layout, apply_layout
 from podium.recipe.sections.precision import PrecisionSection
 from podium.transforms.nan_trap import apply_trap
 from podium.transforms.precision import apply_precision
@@ -42,9 +42,7 @@ def apply_transforms(
             "parallel.recompute goes with engine.compile=false: compiled code decides by itself what to keep"
         )
     registry.use(kernels)
-    apply_layout(model, layout, blocks)
-    if device.type != "cpu":  # there, the layout that leaves all layers to torch is the usual one
-        leave_out_rows(model)
+    apply_layout(model, layout, blocks, on_cpu=device.type == "cpu")
     apply_precision(precision, model)
     if recompute:
         apply_recompute(blocks)

@@ -6,7 +6,8 @@ run, a run on another number of instances, and one whose model is cut into stage
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -48,6 +49,16 @@ def seed_torch(device: torch.device, *place: int | str) -> None:
     _seed_place(device, *place)
     _here.micro_batch = None
     _latest.clear()
+
+
+@contextmanager
+def unseeded() -> Iterator[None]:
+    """Let blocks draw from wherever torch's generators stand, in this thread, while this is entered."""
+    key, _here.key = getattr(_here, "key", None), None
+    try:
+        yield
+    finally:
+        _here.key = key
 
 
 def _seed_place(device: torch.device, *place: int | str) -> None:

@@ -85,7 +85,7 @@ def _measured(
     device = resolve_device(recipe.engine.device)
     training = build_training(recipe, build_topology(recipe.batch.num_replicas))  # makes the data and finds mistakes
     base = Choice(
-        layout=resolve_layout(recipe.engine.layout, device),
+        layout=resolve_layout(recipe.engine.layout, device, recipe.precision.computes_in_half),
         compile=recipe.engine.compile,
         threads=training.placement.busy_threads,
         micro=recipe.batch.micro_batch,

@@ -440,6 +440,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("unfold", TORCH_FN(at::native::unfold));
   m.impl("resize_", TORCH_FN(resize));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
+  m.impl("set_.source_Storage", static_cast<at::Tensor& (*)(at::Tensor&, c10::Storage)>(&at::native::set_));
   m.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
   m.impl("_copy_from", TORCH_FN(copy_from));
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
@@ -569,6 +570,20 @@ class Messages final : public c10d::Backend {
     told("reduce_scatter", -1, {tensor});
     auto host_into = mine(into), host = mine(tensor);
     return carrier_->_reduce_scatter_base(host_into, host, o);
+  }
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(std::vector<at::Tensor>& into,
+                                                                 std::vector<at::Tensor>& tensors,
+                                                                 const c10d::AllgatherOptions& o) override {
+    told("allgather", -1, tensors);
+    auto host_into = mine(into), host = mine(tensors);
+    return carrier_->allgather_into_tensor_coalesced(host_into, host, o);
+  }
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& into,
+                                                                 std::vector<at::Tensor>& tensors,
+                                                                 const c10d::ReduceScatterOptions& o) override {
+    told("reduce_scatter", -1, tensors);
+    auto host_into = mine(into), host = mine(tensors);
+    return carrier_->reduce_scatter_tensor_coalesced(host_into, host, o);
   }
   c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& into, at::Tensor& tensor, std::vector<int64_t>& out,
                                                std::vector<int64_t>& in, const c10d::AllToAllOptions& o) override {

@@ -37,12 +37,15 @@ class EngineSection(Section):
     device: str = "auto"
     #: exact: the same bits on any number of instances; fast: torch's DistributedDataParallel
     reduction: Literal["exact", "fast"] = "exact"
-    #: memory layout of convolutions; part of the numerics. `auto` is channels_last on a CPU, else default
+    #: memory layout of convolutions; part of the numerics. `auto` is channels_last on a CPU, and on CUDA
+    #: with half-precision arithmetic, else default
     layout: Literal["auto", "default", "channels_last"] = "auto"
     #: Podium's own kernels; auto: all that apply and are faster; off: torch's only; or a list. Part of the numerics
     kernels: Literal["auto", "off"] | tuple[KernelName, ...] = "auto"
     #: compile the whole model with torch.compile; part of the numerics
     compile: bool = False
+    #: on CUDA devices: capture both passes of a micro-batch once and replay them, for small models without dropout
+    graph: bool = False
     #: choices measured by `podium tune`: use the stored ones, or measure first if there are none
     tune: Literal["off", "remembered", "measure"] = "remembered"
     #: also use choices that change the bits of the result

@@ -33,5 +33,9 @@ class PrecisionSection(Section):
         return f"{value:.2f}" if isinstance(value, float) else value
 
     @property
+    def computes_in_half(self) -> bool:
+        return self.mode != "32.32"
+
+    @property
     def rounds_stochastically(self) -> bool:
         return self.mode == "16.16" and self.stochastic_rounding is not False

@@ -11,7 +11,7 @@ import importlib.util
 import json
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -107,6 +107,22 @@ def set_device(device):
 
 def get_device_name(device=None):
     return os.environ.get("PRETEND_NAME", "Pretend 1")
+
+
+def Stream(priority=0):  # noqa: N802
+    return torch.Stream(device=f"pretend:{current_device()}", priority=priority)
+
+
+def Event():  # noqa: N802
+    return torch.Event(device="pretend")
+
+
+def current_stream(device=None):
+    return torch.accelerator.current_stream(device)
+
+
+def stream(entered):
+    return entered or nullcontext()
 
 
 def synchronize(device=None):
