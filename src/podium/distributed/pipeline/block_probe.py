@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from podium.contract import Batch, Workload
 from podium.errors import UserError
@@ -146,13 +147,14 @@ class _SavedBytes:
     """A count of the memory that autograd saves for the backward pass, each storage once."""
 
     def __init__(self, block: nn.Module) -> None:
-        self._seen = {param.untyped_storage().data_ptr() for param in block.parameters()}
+        # By the storage, not its address: tensors without memory have none.
+        self._seen = {StorageWeakRef(param.untyped_storage()) for param in block.parameters()}
         self.num_bytes = 0
 
     def pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
+        if (known := StorageWeakRef(storage)) not in self._seen:
+            self._seen.add(known)
             self.num_bytes += storage.nbytes()
         return tensor
 
