@@ -41,7 +41,7 @@ def train(
         bool,
         typer.Option(
             "--pretend",
-            help="Only try a pod's recipe here, small: --instances and --hosts (or how many) are the pod's.",
+            help="Only try a pod's recipe here, small; --instances and --hosts (also a number) are its.",
         ),
     ] = False,
 ) -> None:

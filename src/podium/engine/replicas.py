@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from podium.contract import Batch, Loss, Workload
 from podium.engine.loss_scale import LossScale
 from podium.engine.losses import PendingLosses
+from podium.layers.loss import scaled
 from podium.machine import foreach
 from podium.transforms.seeding import MicroBatch, enter_micro_batch
 
@@ -90,14 +91,13 @@ class LocalReplicas:
 
     def backward(self, loss: Loss) -> None:
         """Run the backward pass from the loss *sum*, times the loss scale."""
-        scale = self.scale
         with self._span("backward"):
-            (loss.sum if scale == 1 else loss.sum * scale).backward()
+            scaled(loss.sum, self.scale).backward()
 
     @property
-    def scale(self) -> float:
+    def scale(self) -> Tensor | float:
         """The factor on the loss in this update."""
-        return self._loss_scale.value
+        return self._loss_scale.factor
 
     def add(self, loss: Loss) -> None:
         """Add a loss to the pending ones, without waiting for the device."""

@@ -120,7 +120,7 @@ def build_training(
             recipe.batch.global_batch,
             _own(recipe, "schedule"),
         ),
-        LossScale(recipe.precision.loss_scale),
+        LossScale(recipe.precision.loss_scale, device),
         average=None if (method := recipe.average.method) == "none" else WeightAverage(method, recipe.average.decay),
     )
     if checkpoint is not None:
