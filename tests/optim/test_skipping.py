@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from podium.contract import by_dimension
+from podium.optim import optimisers, steps
 from podium.optim.optimisers import Optimiser, build_optimiser, step
 from podium.optim.state_tensors import state_tensors
 from podium.optim.stochastic_rounding import StochasticRounding
@@ -62,3 +63,25 @@ def test_only_optimisers_of_lists_ask_the_host():
         if not Optimiser(OptimSection(name=name, lr=0.1), [], {}, set(dict(model.named_parameters()))).can_skip
     }  # fmt: skip
     assert asking == {"rmsprop", "rmsprop_tf"}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_where_fused_kernels_ignore_the_divisor_gradients_are_divided_before(name, monkeypatch):
+    """As on MPS, whose kernels take `grad_scale` and `found_inf` and do nothing with them."""
+    usual = trained(name, torch.float32, found=[None] * 3)
+    sgd, adamw, adam = torch._fused_sgd_, torch._fused_adamw_, torch._fused_adam_
+    for kind, kernel in {"sgd": sgd, "adamw": adamw, "adam": adam}.items():
+
+        def ignoring(*args, kernel=kernel, grad_scale=None, found_inf=None, **options):
+            kernel(*args, **options)
+
+        monkeypatch.setattr(torch, f"_fused_{kind}_", ignoring)
+    for module in (steps, optimisers):
+        monkeypatch.setattr(module, "IGNORING", ("cpu",))
+    divided = trained(name, torch.float32, found=[None] * 3)
+    for key, tensor in usual.items():
+        torch.testing.assert_close(divided[key], tensor, rtol=1e-6, atol=1e-7)
+    if name != "lars":  # which divides by itself
+        assert bits(trained(name, torch.float32, found=[_FINE, _OVERFLOWN])) == bits(
+            trained(name, torch.float32, found=[_FINE])
+        )

@@ -24,7 +24,7 @@ from podium.contract import ParamGroup
 from podium.errors import UserError
 from podium.optim.own import OwnOptimiser, num_own_slots
 from podium.optim.own_state import OwnForm
-from podium.optim.steps import COUNTING_STEPS, KERNELS, SKIPPING, in_single
+from podium.optim.steps import COUNTING_STEPS, IGNORING, KERNELS, SKIPPING, in_single
 from podium.optim.stochastic_rounding import StochasticRounding
 from podium.recipe.section import is_own_name
 from podium.recipe.sections.optim import KEYS, OptimSection
@@ -65,7 +65,8 @@ class Optimiser:
             self.param_groups, self.slots = groups, []
             return
         self.kernel, starts = KERNELS[section.name]
-        self.can_skip = self.kernel in SKIPPING
+        kinds = {group["params"][0].device.type for group in groups}
+        self.can_skip = self.kernel in SKIPPING and kinds.isdisjoint(IGNORING)
         options = {key: section.value(key) for key in KEYS[section.name] if key != "weight_decay"}
         options = {"momentum": 0.0, "nesterov": self.name == "nesterov", "decoupled": self.name == "adamw", **options}
         self.slots = [slot for slot in starts if slot != "momentum_buffer" or options["momentum"]]

@@ -14,6 +14,9 @@ from torch import Tensor
 from podium.machine import foreach
 from podium.optim.stochastic_rounding import StochasticRounding
 
+#: kinds of devices whose fused kernels take a divisor and `found_inf`, and ignore both without a word (torch 2.13)
+IGNORING = ("mps",)
+
 Group = dict[str, Any]
 Tensors = list[Tensor]
 
@@ -74,6 +77,14 @@ def _in_memory_order(params: Tensors, grads: Tensors, slots: list[Tensors]) -> t
     return turned(params), turned(grads), [turned(tensors) for tensors in slots]
 
 
+def _divided(grads: Tensors, scale: Tensor) -> Tensor | None:
+    """Return the divisor that a fused kernel takes; where it would ignore it, the gradients are divided here."""
+    if scale.device.type not in IGNORING:
+        return scale
+    foreach.div_(grads, scale)
+    return None
+
+
 def _fused_sgd(
     group: Group,
     params: Tensors,
@@ -95,7 +106,7 @@ def _fused_sgd(
         nesterov=group["nesterov"],
         maximize=False,
         is_first_step=False,  # buffers start as zeros, which is equivalent
-        grad_scale=scale,
+        grad_scale=_divided(grads, scale),
         found_inf=found_inf,
     )
 
@@ -126,7 +137,7 @@ def _fused_adam(
         weight_decay=group["weight_decay"],
         eps=group["eps"],
         maximize=False,
-        grad_scale=scale,
+        grad_scale=_divided(grads, scale),
         found_inf=found_inf,
     )
 

@@ -129,7 +129,7 @@ class Pipeline:
     def all_norms(self, names: Sequence[str], norms: Tensor) -> Tensor:
         """Return the gradient norms of all parameters, in the order of an uncut model, from those of this device."""
         ours = torch.full((len(self._param_order),), -1.0, dtype=torch.float64)
-        ours[[self._param_order[name] for name in names]] = norms.double().cpu()
+        ours[[self._param_order[name] for name in names]] = norms.cpu().double()
         every = self.group.gather(ours)
         # Only the device that holds a parameter has its norm, which may be NaN.
         present = every != -1
