@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from podium.commands.train import build_recipe_topology
+from podium.data.sources import generated
 from podium.errors import UserError
+from podium.optim.schedules import build_schedule
 from podium.pretend.model_bytes import anatomy
 from podium.pretend.pod import build_pod, rates
 from podium.pretend.small import NUM_UPDATES, small_recipe, with_stand_in
@@ -15,11 +17,23 @@ from podium.recipe.loading import load_recipe, recipe_from_tree
 from podium.recipe.shipped import shipped_recipes
 from podium.training.build import build_task, build_training
 from podium.workloads.registry import workload_class
-from tests.support.processes import podium_ended
+from tests.support.processes import podium_ended, podium_here
+from tests.support.recipes import TINY
 
 PODS = [name for name, _ in shipped_recipes() if "_pod" in name]
-#: one of each kind: a pipeline, statistics shared between replicas, plain replicas
-TRAINED = {"bert/pretrain_base_512_pod4": [], "cnn/mlperf_pod16_bs20": ["--hosts", "4"]}
+#: one of each kind: a pipeline, statistics shared between replicas; with few layers, which take less time
+TRAINED = {
+    "bert/pretrain_base_512_pod4": [
+        *(
+            "workload.model.size=custom",
+            "workload.model.layers=3",
+            "workload.model.hidden=32",
+            "workload.model.heads=4",
+        ),
+        "parallel.stages=[1,2]",
+    ],
+    "cnn/mlperf_pod16_bs20": ["workload.model.size=18", "--hosts", "4"],
+}
 _NOTHING_OWN = {"optim": None, "schedule": None}
 
 
@@ -30,7 +44,8 @@ def pod_of(recipe, *, instances=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PODS)
-def test_every_shipped_pod_has_its_numbers_and_a_small_form_that_keeps_them(name):
+def test_every_shipped_pod_has_its_numbers_and_a_small_form_that_keeps_them(name, monkeypatch):
+    monkeypatch.setattr(generated, "_MAX_POOL_BYTES", 1 << 16)  # values are not looked at
     recipe, replaced = with_stand_in(load_recipe(name))
     assert "is not here" in replaced
     pod = pod_of(recipe)
@@ -42,24 +57,34 @@ def test_every_shipped_pod_has_its_numbers_and_a_small_form_that_keeps_them(name
     assert pod.anatomy is not None
     assert len(pod.anatomy.devices) == recipe.parallel.num_stages
     assert sum(device.work for device in pod.anatomy.devices) == pytest.approx(1)
-    # The small form is small, can be cut at the same places, and has the pod's rates.
+    lengths = build_task(small).lengths
+    assert lengths.total_updates == pod.lengths.total_updates
+    schedule = build_schedule(
+        small.schedule, small.optim.lr, lengths.total_updates, lengths.updates_per_epoch, lengths.global_batch
+    )
+    places = [*range(NUM_UPDATES), *(update for update, _ in rates(pod))]
+    assert [schedule.lr(place) for place in places] == [pod.schedule.lr(place) for place in places]
+
+
+@pytest.mark.parametrize("name", ["bert/pretrain_large_512_pod64", "cnn/resnet50_pod4"])
+def test_the_small_form_is_small_and_cut_at_the_same_places(name, monkeypatch):
+    monkeypatch.setattr(generated, "_MAX_POOL_BYTES", 1 << 16)
+    recipe, _ = with_stand_in(load_recipe(name))
+    pod = pod_of(recipe)
+    small = small_recipe(recipe, pod.lengths, pod.lr)
     workload = workload_class(small.workload.name)(small.workload.model, small.workload.data)
     little = anatomy(small, workload, recipe.parallel.num_stages)
     assert little.num_params < pod.anatomy.num_params / 100
     assert little.split == pod.anatomy.split
-    lengths = build_task(small).lengths
-    assert lengths.total_updates == pod.lengths.total_updates
-    few = build_pod(small, build_recipe_topology(small, str(recipe.parallel.num_stages), None), _NOTHING_OWN)
-    assert [few.schedule.lr(update) for update in range(NUM_UPDATES)] == [
-        pod.schedule.lr(update) for update in range(NUM_UPDATES)
-    ]
-    assert rates(few) == rates(pod)
 
 
-@pytest.mark.parametrize("name", ["mnist", "neuron", "gpt2/quick"])
+@pytest.mark.parametrize("name", ["mnist", "neuron", "gpt2", "bert"])
 def test_bytes_of_a_model_are_those_that_a_training_has(name):
     """Weights, gradients and state are counted on tensors without memory; here are the same with memory."""
-    recipe = load_recipe(name, ["workload.data.source=generated", "engine.kernels=off", "engine.layout=default"])
+    recipe = load_recipe(
+        TINY[name][0],
+        [*TINY[name][1:], "workload.data.source=generated", "engine.kernels=off", "engine.layout=default"],
+    )
     training = build_training(recipe)
     found = anatomy(recipe, training.task.workload, 1).devices[0]
     model, optimiser = training.state.model, training.state.optimiser
@@ -76,7 +101,7 @@ def test_bytes_of_a_model_are_those_that_a_training_has(name):
         training.task.workload.loss(model, batch)
     weights = {param.untyped_storage().data_ptr() for param in model.parameters()}
     most = sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in weights)
-    assert found.activations == pytest.approx(most, rel=0.2)  # without the loss, and with the inputs of blocks
+    assert most <= found.activations <= 1.25 * most  # what a block passes on to the next is counted for both
 
 
 def test_halves_and_shards_take_what_they_say():
@@ -103,7 +128,8 @@ def test_a_pod_is_tried_here(name, tmp_path):
     assert json.loads(records[-1])["update"] == NUM_UPDATES
 
 
-def test_what_a_pod_refuses_is_refused_here(tmp_path):
+def test_what_a_pod_refuses_is_refused_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for words, sentence in {
         ("cnn/mlperf_pod64_lars", "--instances", "3"): "norm.span = 2 cannot lie in 3 instances",
         ("bert/pretrain_large_128_pod64", "--instances", "63"): "63 is not a multiple of 4 stages",
@@ -113,7 +139,7 @@ def test_what_a_pod_refuses_is_refused_here(tmp_path):
         ("neuron", "schedule.warmup=900ep"): "schedule.warmup = 900ep: expected at most",
         ("mnist", "workload.init_from=nowhere"): "workload.init_from.path = nowhere does not exist",
     }.items():
-        done = podium_ended(tmp_path, "train", *words, "--pretend")
+        done = podium_here("train", *words, "--pretend")
         assert done.returncode == 2, words
         assert sentence in done.stderr
         assert "Traceback" not in done.stderr

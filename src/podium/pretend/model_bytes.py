@@ -3,8 +3,8 @@
     peak = weights + gradients + optimiser state + sums + max(activations, step)
 
     sums          of gradients of other replicas on the same instance, and those that are sent to others
-    activations   what autograd keeps of a micro-batch, for as many as are in flight; with recomputation the inputs of
-                  all blocks, and the inside of one
+    activations   what autograd keeps of a micro-batch, for as many as are in flight, and of the loss of one; with
+                  recomputation the inputs of all blocks, and the inside of one
     step          copies in single precision of half-precision weights; what LAMB computes before it is scaled
 
 It is a formula, not a measurement: left out are samples, what operators use while they run, the allocator's blocks, the
@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from podium.contract import Workload
-from podium.distributed.pipeline.block_probe import BlockFacts, probe_blocks
+from podium.distributed.pipeline.block_probe import BlockFacts, FixedOutput, SavedBytes, probe_blocks
 from podium.distributed.pipeline.partition import Split, layers_of, split_blocks
 from podium.distributed.pipeline.schedule import max_in_flight
 from podium.kernels import registry
@@ -30,7 +30,7 @@ from podium.optim.optimisers import freeze, grouped_names, num_slots
 from podium.recipe.loading import Recipe
 from podium.replica_tree import deal, subtrees
 from podium.training.memory import Alone
-from podium.transforms.precision import apply_precision
+from podium.transforms.precision import apply_precision, cast_outputs
 
 _SINGLE_BYTES = 4
 
@@ -79,6 +79,8 @@ def anatomy(recipe: Recipe, workload: Workload, num_instances: int, own_class: A
         apply_precision(recipe.precision, model)
         with inside(Alone()):
             _, facts = probe_blocks(workload, blocks, recipe.batch.micro_batch, recipe.precision, torch.device("cpu"))
+        output = [spec.from_message(spec.empty(recipe.batch.micro_batch, "cpu")) for spec in facts[-1].outputs]
+        loss_bytes = _loss_bytes(recipe, workload, output)
         split = split_blocks(names, layers, recipe.parallel.stages, [float(fact.products) for fact in facts])
         in_flight = max_in_flight(recipe.parallel.schedule, num_stages, recipe.batch.num_accumulation)
         groups = _groups(recipe, workload, model)
@@ -88,6 +90,7 @@ def anatomy(recipe: Recipe, workload: Workload, num_instances: int, own_class: A
             own = split.blocks_of(stage)
             part = model if num_stages == 1 else nn.ModuleList(blocks[block] for block in own)
             activations = in_flight * _activations([facts[block] for block in own], recipe)
+            activations += loss_bytes if len(blocks) - 1 in own else 0
             work = sum(facts[block].products for block in own) / max(1, sum(fact.products for fact in facts))
             devices.append(_device_bytes(part, groups, activations, work, sharing))
         sizes = [(param.numel(), param.requires_grad) for param in model.parameters()]
@@ -149,6 +152,16 @@ def _activations(facts: Sequence[BlockFacts], recipe: Recipe) -> int:
         return sum(inner)
     passed_on = sum(math.prod(spec.shape) * spec.dtype.itemsize for fact in facts for spec in fact.outputs)
     return recipe.batch.micro_batch * passed_on + max(inner, default=0)
+
+
+def _loss_bytes(recipe: Recipe, workload: Workload, output: list[Tensor]) -> int:
+    """Return what the loss keeps of the model's output, which has no memory; its targets have values."""
+    saved = SavedBytes([])
+    given = [tensor.requires_grad_() if tensor.is_floating_point() else tensor for tensor in output]
+    with unset_fake_temporarily(), torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+        converted = cast_outputs(recipe.precision, given[0] if len(given) == 1 else tuple(given))
+        workload.loss(FixedOutput(converted, training=True), workload.example(recipe.batch.micro_batch))
+    return saved.num_bytes
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
