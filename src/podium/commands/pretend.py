@@ -38,24 +38,23 @@ def pretend(
     topology = build_recipe_topology(recipe, num_instances or str(_most_instances(recipe)), _named(hosts))
     real, replaced = with_stand_in(recipe)
     _check_starting_weights(recipe)
-    with console.progress_display(what="pretending") as display:
-        display.update(0, 3, {"now": "the pod's own numbers"})
-        pod = build_pod(real, topology, {part: _own(recipe, part) for part in ("optim", "schedule")})
-        small = small_recipe(real, pod.lengths, pod.lr)
-        with _folder(out) as folder:
+    with _folder(out) as folder:
+        with console.progress_display(what="pretending") as display:
+            display.update(0, 3, {"now": "the pod's own numbers"})
+            pod = build_pod(real, topology, {part: _own(recipe, part) for part in ("optim", "schedule")})
+            small = small_recipe(real, pod.lengths, pod.lr)
             path = folder / "small.yaml"
             path.write_text(to_yaml(small.tree()), encoding="utf-8")
-            trials = Trials(folder, str(path), [], NUM_UPDATES)
-            first_count, then_count = _counts(small)
-            display.update(1, 3, {"now": f"training on {_counted(first_count, 'instance')}"})
-            first = _good(trials.train(first_count))
-            display.update(2, 3, {"now": f"resuming on {_counted(then_count, 'instance')}"})
-            then = _good(trials.train_resumed(first, then_count, _RESUMED_AFTER))
+            trials, counts = Trials(folder, str(path), [], NUM_UPDATES), _counts(small)
+            display.update(1, 3, {"now": f"training on {_counted(counts[0], 'instance')}"})
+            first = _good(trials.train(counts[0]))
+            display.update(2, 3, {"now": f"resuming on {_counted(counts[1], 'instance')}"})
+            then = _good(trials.train_resumed(first, counts[1], _RESUMED_AFTER))
             _check_weights(first, then, small)
             display.update(3, 3, {"now": "done"})
-            _tell(name, pod, small, replaced, first, (first_count, then_count))
-            if out is not None:
-                console.say(f"the small recipe and its trainings are in {out}")
+        _tell(name, pod, small, replaced, first, counts)
+    if out is not None:
+        console.say(f"the small recipe and its trainings are in {out}")
 
 
 def _most_instances(recipe: Recipe) -> int:
@@ -124,13 +123,13 @@ def _check_weights(first: Trial, then: Trial, small: Recipe) -> None:
 
 
 def _tell(name: str, pod: Pod, small: Recipe, replaced: str, first: Trial, counts: tuple[int, int]) -> None:
-    console.show_table(_pod_table(name, pod, small, replaced, counts))
+    console.show_table(_pod_table(name, pod, small, replaced, counts, first.run.summary()["num_parameters"]))
     if pod.anatomy is not None:
         console.show_table(_bytes_table(pod))
     console.show_table(_tried_table(pod, small, first, counts))
 
 
-def _pod_table(name: str, pod: Pod, small: Recipe, replaced: str, counts: tuple[int, int]) -> Table:
+def _pod_table(name: str, pod: Pod, small: Recipe, replaced: str, counts: tuple[int, int], num_params: int) -> Table:
     batch, little, topology = pod.recipe.batch, small.batch, pod.topology
     stages = topology.num_stages
     sizes = sorted(set(topology.host_sizes))
@@ -142,7 +141,7 @@ def _pod_table(name: str, pod: Pod, small: Recipe, replaced: str, counts: tuple[
         ["micro-batch", str(batch.micro_batch), str(little.micro_batch)],
         ["accumulation", f"{batch.num_accumulation:,}", f"{little.num_accumulation:,}"],
         ["global batch", f"{batch.global_batch:,}", f"{little.global_batch:,}"],
-        ["model", _model(pod), "narrow, as many blocks"],
+        ["model", _model(pod), f"{num_params:,}, as many blocks"],
         ["number format", _precision(pod.recipe), _tried_precision(pod.recipe, small)],
         ["samples", f"{pod.num_samples:,}", "random ones" if replaced else "the same files"],
         ["updates", f"{pod.lengths.total_updates:,} ({number(_epochs(pod))} epochs)", f"the first {NUM_UPDATES}"],
@@ -151,7 +150,7 @@ def _pod_table(name: str, pod: Pod, small: Recipe, replaced: str, counts: tuple[
     if stages > 1:
         order = f"{pod.recipe.parallel.schedule}, {_in_flight(pod)}"
         rows.append(["pipeline's order", order, "the same"])
-    caption = f"{replaced}: random samples stand in, and their number is assumed" if replaced else ""
+    caption = f"{replaced}:\nrandom samples stand in, and their number is assumed" if replaced else ""
     return Table(f"{name}, pretended", ["", "the pod", "tried here"], rows, caption)
 
 
@@ -208,8 +207,8 @@ def _bytes_table(pod: Pod) -> Table:
         parts = (one.weights, one.gradients, one.optimiser, one.sums, one.activations, one.step, one.peak)
         rows.append([str(stage), f"{one.work:.0%}", *(f"{part / unit:.2f}" for part in parts)])
     caption = (
-        f"{name} by a formula, nothing measured: most = weights + gradients + state of the optimiser + sums of "
-        "gradients + the larger of activations and what a step takes"
+        f"{name} by a formula, nothing measured: most = weights + gradients + state of the\n"
+        "optimiser + sums of gradients + the larger of activations and what a step takes"
     )
     sizes = pod.topology.host_sizes
     if len(sizes) > 1:
@@ -217,7 +216,7 @@ def _bytes_table(pod: Pod) -> Table:
             sum(devices[pod.topology.stage_of(instance)].peak for instance in pod.topology.instances_on(index))
             for index in range(len(sizes))
         )
-        caption += f"; a host needs at most {host / unit:.1f} {name}"
+        caption += f"\na host needs at most {host / unit:.1f} {name}"
     return Table("bytes of each instance", columns, rows, caption)
 
 
@@ -230,7 +229,7 @@ def _tried_table(pod: Pod, small: Recipe, first: Trial, counts: tuple[int, int])
         ["counts, spans and shards of the pod", "they fit"],
         [f"{_counted(NUM_UPDATES, 'update')}", f"loss {number(train['loss'])}"],
         [f"a validation after update {VALIDATED_AFTER}", f"loss {number(valid['loss'])}"],
-        ["a checkpoint after every update", "written and verified"],
+        ["a checkpoint after every update", "written, the first read"],
         [f"resumed after update {_RESUMED_AFTER}{on}", "the same weights" if same else "trained on"],
     ]
     if pod.anatomy is None:

@@ -19,6 +19,7 @@ class LossScale:
 
     def __init__(self, setting: float | Literal["auto"], device: torch.device | None = None) -> None:
         self.automatic = setting == "auto"
+        device = device if self.automatic else None  # on the host, a fixed one is read without waiting
         self._fixed = 0.0 if setting == "auto" else float(setting)
         self._value = torch.full((), _FIRST_SCALE, device=device)
         self._num_good, self._num_skipped = (torch.zeros((), dtype=torch.int32, device=device) for _ in range(2))

@@ -30,7 +30,12 @@ def with_stand_in(recipe: Recipe) -> tuple[Recipe, str]:
     if (path is not None and Path(path).expanduser().exists()) or _is_generated(data):
         return recipe, ""
     keys = data.stand_in()
-    missing = f"{path} is not here" if path is not None else f"source = {getattr(data, 'source', 'its own')}"
+    source = f"workload.data.source = {getattr(data, 'source', '')} without a path"
+    missing = f"{path} is not here" if path is not None else source
+        f"{path} is not here"
+        if path is not None
+        else f"workload.data.source = {getattr(data, 'source', '')} without a path"
+    )
     return (recipe_with(recipe, _dotted(keys, "workload.data.")), missing) if keys else (recipe, "")
 
 
