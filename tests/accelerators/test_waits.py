@@ -22,7 +22,7 @@ def recipes(updates):
     found = {name: [*recipe, *_SAME, f"train.length={updates}up"] for name, recipe in TINY.items()}
     scaled = ["precision.mode=16.16", "precision.half=fp16", "precision.loss_scale=auto"]
     found["mnist/loss_scale=auto"] = [*found["mnist"], *scaled]
-    return found | {"mnist/rmsprop": [*found["mnist"], *scaled, "optim.name=rmsprop"]}
+    return found | {"mnist/rmsprop": [*found["mnist"], *scaled, "optim.name=rmsprop", "optim.lr=1e-4"]}
 
 
 def of_two(updates):

@@ -32,10 +32,6 @@ def with_stand_in(recipe: Recipe) -> tuple[Recipe, str]:
     keys = data.stand_in()
     source = f"workload.data.source = {getattr(data, 'source', '')} without a path"
     missing = f"{path} is not here" if path is not None else source
-        f"{path} is not here"
-        if path is not None
-        else f"workload.data.source = {getattr(data, 'source', '')} without a path"
-    )
     return (recipe_with(recipe, _dotted(keys, "workload.data.")), missing) if keys else (recipe, "")
 
 
