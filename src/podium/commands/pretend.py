@@ -143,7 +143,7 @@ def _pod_table(name: str, pod: Pod, small: Recipe, replaced: str, counts: tuple[
         ["global batch", f"{batch.global_batch:,}", f"{little.global_batch:,}"],
         ["model", _model(pod), f"{num_params:,}, as many blocks"],
         ["number format", _precision(pod.recipe), _tried_precision(pod.recipe, small)],
-        ["samples", f"{pod.num_samples:,}", "random ones" if replaced else "the same files"],
+        ["samples", f"{pod.num_samples:,}", "random ones" if replaced else "the same"],
         ["updates", f"{pod.lengths.total_updates:,} ({number(_epochs(pod))} epochs)", f"the first {NUM_UPDATES}"],
         *([f"rate, update {update + 1:,}", f"{rate:.4g}", _tried_rate(update)] for update, rate in rates(pod)),
     ]
