@@ -6,9 +6,10 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from podium.machine.accelerator import FIGURES as ACCELERATOR_FIGURES
-from podium.machine.accelerator import Accelerator
+from podium.machine.accelerator import Accelerator, OtherAccelerator, accelerator_of
 from podium.machine.energy import ProcessorEnergy
 from podium.machine.usage import FIGURES, HOST_FIGURES, UsageMeter
 
@@ -189,3 +190,51 @@ def test_a_system_that_keeps_things_to_itself_leaves_them_unknown(monkeypatch):
     assert reading.values.keys() >= {"memory_bytes", "process_cpu_percent"}
     for name in ("cpu_percent", "disk_read_bytes_per_s", "network_sent_bytes_per_s"):
         assert reading.unknown[name] == "the system does not tell"
+
+
+def other_maker(**questions):
+    """A stand-in for torch's module of another maker's devices."""
+    return types.SimpleNamespace(**questions)
+
+
+def test_devices_of_other_makers_tell_through_torch():
+    device = torch.device("xpu", 1)
+    module = other_maker(
+        mem_get_info=lambda which: ((3 + which.index) << 20, 10 << 20),
+        utilization=lambda which: 40 + which.index,
+        power_draw=lambda which: 250_000,
+    )
+    told = OtherAccelerator(device, module)
+    assert told.read() == {
+        "accelerator_percent": 41.0,
+        "accelerator_memory_bytes": float(6 << 20),
+        "accelerator_power_w": 250.0,
+    }
+    assert told.unknown == {"accelerator_energy_j": "torch does not tell it of xpu devices"}
+
+
+def test_what_their_libraries_refuse_is_unknown_and_not_asked_again():
+    asked = []
+
+    def refuse(device):
+        asked.append(device)
+        raise Refused("amdsmi is not installed")
+
+    told = OtherAccelerator(torch.device("cuda", 0), other_maker(utilization=refuse))
+    assert told.read() == told.read() == {}
+    assert len(asked) == 1
+    assert told.unknown["accelerator_percent"] == "torch.cuda answers amdsmi is not installed"
+    assert set(told.unknown) == set(ACCELERATOR_FIGURES)
+
+
+def test_one_device_shares_its_memory_with_the_host():
+    told = OtherAccelerator(torch.device("mps"), other_maker(driver_allocated_memory=lambda: 5 << 20))
+    assert told.read() == {"accelerator_memory_bytes": float(5 << 20)}
+
+
+def test_who_is_asked_about_a_device(monkeypatch):
+    assert isinstance(accelerator_of(torch.device("cpu")), Accelerator)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="12-ab"))
+    assert isinstance(accelerator_of(torch.device("cuda", 0)), Accelerator)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    assert isinstance(accelerator_of(torch.device("cuda", 0)), OtherAccelerator)

@@ -135,19 +135,18 @@ def test_an_automatic_scale_backs_off_at_an_overflow_and_grows_after_a_while():
     scale = LossScale("auto")
     good, bad = torch.ones(3), torch.tensor([1.0, torch.inf, 0.0])
     assert scale.value == 2.0**16
-    assert not scale.accepts(bad)
+    assert scale.observe(bad) == 1
     assert (scale.value, scale.num_skipped) == (2.0**15, 1)
     for _ in range(1999):
-        assert scale.accepts(good)
+        assert scale.observe(good) == 0
     assert scale.value == 2.0**15
     other = LossScale("auto")
     other.load(scale.state())
     for one in (scale, other):
-        assert one.accepts(good)
+        assert one.observe(good) == 0
         assert one.value == 2.0**16
     fixed = LossScale(128.0)
-    assert fixed.accepts(bad)
-    assert fixed.value == 128.0
+    assert (fixed.automatic, fixed.factor, fixed.value) == (False, 128.0, 128.0)
 
 
 def test_the_trap_names_the_layer_in_which_the_first_odd_value_appears():

@@ -1,5 +1,6 @@
 """Short trainings of a recipe through the real command: on several numbers of instances, killed, cut into stages."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from podium.checkpoints.reading import checkpoint_paths, load
-from podium.errors import PodiumError
+from podium.errors import Interrupted, PodiumError
 from podium.recipe.loading import Recipe
 from podium.runs.folder import Run
 
@@ -52,13 +53,17 @@ class Trial:
     run: Run
     sha256: str = ""
     problem: str = ""
+    #: the exit code of the command
+    code: int = 0
 
 
 class Trials:
     """Trainings of one recipe for a few updates, each in a folder of its own below `folder`."""
 
-    def __init__(self, folder: Path, name: str, overrides: Sequence[str]) -> None:
+    def __init__(self, folder: Path, name: str, overrides: Sequence[str], until: int | None = None) -> None:
+        """`until`: the update to stop after, where the recipe goes on."""
         self._folder, self._name, self._overrides = folder, name, list(overrides)
+        self._until = [] if until is None else ["--until", f"{until}up"]
         self._num = 0
 
     def train(self, num_instances: int, *more: str) -> Trial:
@@ -80,13 +85,20 @@ class Trials:
         words = ["resume", str(run.path), "--checkpoint", str(update), "--instances", str(resumed_on)]
         return self._ended(run, self._start(words))
 
+    def train_resumed(self, trained: Trial, resumed_on: int, update: int) -> Trial:
+        """Resume a copy of a training from the checkpoint of `update`, on another number of instances."""
+        run = self._next_run()
+        shutil.copytree(trained.run.path, run.path)
+        words = ["resume", str(run.path), "--checkpoint", str(update), "--instances", str(resumed_on), *self._until]
+        return self._ended(run, self._start(words))
+
     def _next_run(self) -> Run:
         self._num += 1
         return Run(self._folder / f"trial-{self._num}")
 
     def _train_words(self, run: Run, num_instances: int, more: Sequence[str]) -> list[str]:
         words = ["train", self._name, *self._overrides, *more, "--out", str(run.path)]
-        return [*words, "--instances", str(num_instances)]
+        return [*words, "--instances", str(num_instances), *self._until]
 
     def _start(self, words: Sequence[str]) -> subprocess.Popen:
         with (self._folder / f"trial-{self._num}.txt").open("ab") as said:
@@ -101,11 +113,12 @@ class Trials:
             process.send_signal(signal.SIGTERM)
             process.wait()
             raise
-        if code == 0:
+        if code == 0 or (code == Interrupted.exit_code and self._until):
             return Trial(run, run.summary()["weights_sha256"])
         said = (self._folder / f"trial-{self._num}.txt").read_text(encoding="utf-8", errors="replace")
         own = [line.removeprefix("podium: ") for line in said.splitlines() if line.startswith("podium: ")]
-        return Trial(run, problem=own[-1] if own else f"ended with exit code {code}: {said[-300:].strip()}")
+        problem = own[-1] if own else f"ended with exit code {code}: {said[-300:].strip()}"
+        return Trial(run, problem=problem, code=code)
 
 
 def first_differing_update(one: Run, other: Run) -> str:

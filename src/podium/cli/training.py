@@ -18,6 +18,7 @@ from podium.cli.options import (
     Trust,
     Until,
 )
+from podium.errors import UserError
 from podium.machine.interpreter import loading
 from podium.training.stop_request import StopRequest
 
@@ -36,13 +37,33 @@ def train(
     goes_on: Annotated[
         bool, typer.Option("--continue", help="Continue the run in --out, if there is one: for jobs that start again.")
     ] = False,
+    pretends: Annotated[
+        bool,
+        typer.Option(
+            "--pretend",
+            help="Only try a pod's recipe here, small; --instances and --hosts (also a number) are its.",
+        ),
+    ] = False,
 ) -> None:
     """Train a recipe."""
+    if pretends:
+        _pretend(recipe, overrides or [], out, instances, hosts, others=join or goes_on or until is not None)
+        return
     with StopRequest(os.getpid(), until) as stop:
         with loading():
             from podium.commands import train
 
         train.train(recipe, overrides or [], out, instances, hosts, join, stop, secret_file, goes_on=goes_on)
+
+
+def _pretend(
+    recipe: str, overrides: list[str], out: Path | None, instances: str | None, hosts: str | None, *, others: bool
+) -> None:
+    if others:
+        raise UserError("--pretend trains nothing that goes on: leave --join, --continue and --until out")
+    from podium.commands.pretend import pretend
+
+    pretend(recipe, overrides, out, instances, hosts)
 
 
 def resume(

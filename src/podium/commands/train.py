@@ -84,7 +84,7 @@ def train(
         chosen, num_instances = tuned(name, overrides, recipe, num_instances)
         if chosen != overrides:
             overrides, recipe = chosen, load_recipe(name, chosen)
-    topology = _topology(recipe, num_instances, hosts)
+    topology = build_recipe_topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
         if exists:
             _tell_end(resume_training(Run(folder), recipe, topology, stop=stop, again=True))
@@ -132,7 +132,7 @@ def resume(
         run_as_instance(place, stop, load, secret)
     run, recipe = _run_to_continue(path, overrides)
     _go_back(run, update)
-    topology = _topology(recipe, num_instances, hosts)
+    topology = build_recipe_topology(recipe, num_instances, hosts)
     if topology.num_instances == 1 and hosts is None:
         tell_end(resume_training(run, recipe, topology, stop=stop, accept_changes=accept_changes))
         return
@@ -171,7 +171,7 @@ def topology(name: str, overrides: list[str], num_instances: str | None, hosts: 
     """Draw which host and instance carries which replicas and stages."""
     recipe = load_recipe(name, overrides)
     found, device, per_device = (
-        _topology(recipe, num_instances, hosts),
+        build_recipe_topology(recipe, num_instances, hosts),
         recipe.engine.device,
         recipe.launch.instances_per_device,
     )
@@ -182,7 +182,7 @@ def topology(name: str, overrides: list[str], num_instances: str | None, hosts: 
     show_table(found.table())
 
 
-def _topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> Topology:
+def build_recipe_topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> Topology:
     """Return a topology with as many instances as asked for, or the minimum that stages and hosts allow."""
     if num_instances not in (None, "auto") and not (num_instances.isdecimal() and int(num_instances) > 0):
         raise UserError(f"--instances {num_instances}: expected a number or auto")

@@ -11,6 +11,7 @@ from podium.contract import Loss
 from podium.distributed.instances import Instances
 from podium.distributed.lost import InstanceLost
 from podium.distributed.messages import all_gather_facts
+from podium.machine.device import has_float64
 
 
 @dataclass
@@ -158,8 +159,12 @@ class PendingLosses:
             tensors = [value for value in self._values if isinstance(value, Tensor)]
             if len(tensors) == len(self._values):
                 alike = all(value.dtype == tensors[0].dtype for value in tensors)
+                if not alike and has_float64(tensors[0].device):
+                    tensors = [value.double() for value in tensors]
+                elif not alike:  # one by one
+                    tensors = [value.cpu().double() for value in tensors]
                 # A single transfer from the device, however many values there are.
-                values[:, 0] = torch.stack(tensors if alike else [value.double() for value in tensors])
+                values[:, 0] = torch.stack(tensors)
             else:
                 values[:, 0] = torch.tensor([float(value) for value in self._values], dtype=torch.float64)
             values[:, 1] = torch.tensor([count for _, count in self._labels], dtype=torch.float64)

@@ -16,6 +16,7 @@ from podium.engine.graph import PassGraph
 from podium.engine.loss_scale import LossScale
 from podium.engine.losses import PendingLosses
 from podium.engine.replay import Replay
+from podium.layers.loss import scaled
 from podium.machine import foreach
 from podium.transforms.seeding import MicroBatch, enter_micro_batch
 
@@ -114,16 +115,15 @@ class LocalReplicas:
                 self._backward(loss)
 
     def _backward(self, loss: Loss) -> None:
-        scale = self.scale
-        if self.replay is not None and scale == 1:
+        if self.replay is not None and self.scale == 1:
             self.replay.backward(loss.sum)
-            return
-        (loss.sum if scale == 1 else loss.sum * scale).backward()
+        else:
+            scaled(loss.sum, self.scale).backward()
 
     @property
-    def scale(self) -> float:
+    def scale(self) -> Tensor | float:
         """The factor on the loss in this update."""
-        return self._loss_scale.value
+        return self._loss_scale.factor
 
     def owned(self, tensors: Tensors) -> Tensors:
         """Return the tensors that a replica leaves to be added to, in memory that no later pass overwrites."""

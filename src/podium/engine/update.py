@@ -32,7 +32,6 @@ from podium.engine.replay import Replay
 from podium.engine.replicas import NO_SPAN, LocalReplicas, Span
 from podium.engine.state import Task, TrainState
 from podium.errors import UserError
-from podium.machine import foreach
 from podium.optim.optimisers import clip_divisor, step
 from podium.optim.stochastic_rounding import StochasticRounding
 from podium.recipe.sections.batch import BatchSection
@@ -137,7 +136,7 @@ class Engine:
             self._events.compiled(self._executable)
         scale, clip_norm = self._state.loss_scale, self._options.clip_norm
         before = [buffer.clone() for buffer in self._buffers] if scale.automatic else []
-        factor = scale.value
+        factor = scale.factor
         audit = self._audits if self._audits is not None and self._audits.begin(update, self._replicas) else None
         with nullcontext() if self._compiled is None else deterministic_algorithms():
             try:
@@ -147,20 +146,21 @@ class Engine:
             except InstanceLost:
                 self._undo()
                 raise
-        divisor = count * factor if factor != 1 else count
+        divisor = count * factor if scale.automatic or factor != 1 else count
         norms = None
         if scale.automatic or clip_norm is not None:
             norms = self._parallelism.gradient_norms(self._state.optimiser, self._params)
-        if norms is None or scale.accepts(norms):
-            if norms is not None and clip_norm is not None:
-                divisor, _ = clip_divisor(norms, divisor, clip_norm, self._parallelism.total_norm)
-            if self._rounding is not None:
-                self._rounding.begin(update)
-            with self._events.span("optimiser"):
-                step(self._state.optimiser, divisor, lr, self._rounding)
-                self._parallelism.after_step()
-        elif before:
-            foreach.copy_(self._buffers, before)
+        found_inf = scale.observe(norms) if scale.automatic and norms is not None else None
+        if norms is not None and clip_norm is not None:
+            divisor, _ = clip_divisor(norms, divisor, clip_norm, self._parallelism.total_norm)
+        if self._rounding is not None:
+            self._rounding.begin(update)
+        with self._events.span("optimiser"):
+            step(self._state.optimiser, divisor, lr, self._rounding, found_inf)
+            self._parallelism.after_step()
+        if found_inf is not None:
+            for buffer, value in zip(self._buffers, before, strict=True):
+                buffer.copy_(torch.where(found_inf > 0, value, buffer))
         for param in self._params:
             param.grad = None
         self._num_pending += 1

@@ -17,3 +17,8 @@ def cross_entropy_sum(logits: Tensor, target: Tensor, ignored: int = -100, *, ke
     if not keeps and (loss := CROSS_ENTROPY(logits, target, ignored)) is not None:
         return loss
     return F.cross_entropy(logits, target, ignore_index=ignored, reduction="sum")
+
+
+def scaled(loss: Tensor, factor: Tensor | float) -> Tensor:
+    """Return a loss times the loss scale, which is a number or on the device."""
+    return loss if isinstance(factor, float) and factor == 1 else loss * factor

@@ -1,17 +1,29 @@
-"""What an NVIDIA accelerator says of itself: use, memory, power, energy, through NVML, its maker's own library.
+"""What an accelerator says of itself: use, memory, power, energy, through its maker's own library.
 
-The package `nvidia-ml-py` (module `pynvml`) is optional, and loaded only where a training runs on such a device. What
-the library or the device does not offer stays unknown.
+Of NVIDIA's that is NVML. The package `nvidia-ml-py` (module `pynvml`) is optional, and loaded only where a training
+runs on such a device. Of the others, torch's module for the device answers, which asks their makers' libraries. What
+these do not offer stays unknown.
 """
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 Values = dict[str, float]
 Reasons = dict[str, str]
 
 FIGURES = ("accelerator_percent", "accelerator_memory_bytes", "accelerator_power_w", "accelerator_energy_j")
+
+
+class Telling(Protocol):
+    """What can be asked for figures."""
+
+    #: by name, why a figure is missing
+    unknown: Reasons
+
+    def read(self) -> Values: ...
 
 
 class Accelerator:
@@ -67,6 +79,60 @@ class Accelerator:
 
     def _give_up(self, reason: str) -> None:
         self.unknown = dict.fromkeys(FIGURES, reason)
+
+
+class OtherAccelerator:
+    """One accelerator of another maker than NVIDIA, as torch's module for its kind of device tells."""
+
+    def __init__(self, device: torch.device, module: Any = None) -> None:
+        """`module`: the one to ask, `torch.xpu` and the like if none is given."""
+        self._device, self._module = device, module or torch.get_device_module(device)
+        self.unknown: Reasons = {
+            name: f"torch does not tell it of {device.type} devices"
+            for name in FIGURES
+            if name not in self._questions()
+        }
+
+    def read(self) -> Values:
+        """Return the figures that the device gives; those that it does not are named in `unknown`."""
+        found: Values = {}
+        for name, question in self._questions().items():
+            try:
+                found[name] = question()
+            except Exception as error:  # of the maker's library, or that it is not installed
+                self.unknown[name] = f"torch.{self._device.type} answers {_said(error)}"
+        return found
+
+    def _questions(self) -> dict[str, Callable[[], float]]:
+        module, device = self._module, self._device
+        asked: dict[str, Callable[[], float]] = {}
+        if hasattr(module, "utilization"):
+            asked["accelerator_percent"] = lambda: float(module.utilization(device))
+        if hasattr(module, "mem_get_info"):
+            asked["accelerator_memory_bytes"] = lambda: _used(*module.mem_get_info(device))
+        elif hasattr(module, "driver_allocated_memory"):  # MPS: of this process
+            asked["accelerator_memory_bytes"] = lambda: float(module.driver_allocated_memory())
+        if hasattr(module, "power_draw"):
+            asked["accelerator_power_w"] = lambda: module.power_draw(device) / 1e3
+        return {name: question for name, question in asked.items() if name not in getattr(self, "unknown", {})}
+
+
+def accelerator_of(device: torch.device) -> Telling:
+    """Return who tells about the device of a training."""
+    if device.type == "cpu" or (device.type == "cuda" and torch.version.hip is None):
+        return Accelerator(nvml_uuid(device))
+    return OtherAccelerator(device)
+
+
+def nvml_uuid(device: torch.device) -> str | None:
+    """Return the name by which NVML knows a device; None if it knows it not."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _used(free: int, total: int) -> float:
+    return float(total - free)
 
 
 def _said(error: Exception) -> str:

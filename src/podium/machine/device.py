@@ -105,6 +105,13 @@ def num_devices(name: str) -> int:
     return torch.accelerator.device_count() if name in ("auto", device.type) else 1
 
 
+def has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in double precision; MPS and some XPUs do not."""
+    if device.type == "xpu":
+        return bool(getattr(_properties(device), "has_fp64", True))
+    return device.type != "mps"
+
+
 def device_name(device: torch.device) -> str:
     """Return what the maker calls the device; of the CPU, its kind."""
     if device.type == "cpu":

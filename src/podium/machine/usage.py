@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from podium.machine.accelerator import FIGURES as ACCELERATOR_FIGURES
-from podium.machine.accelerator import Accelerator
+from podium.machine.accelerator import Accelerator, Telling
 from podium.machine.energy import POWERCAP, ProcessorEnergy
 from podium.machine.memory import host_bytes
 
@@ -53,7 +53,7 @@ class Reading:
 class UsageMeter:
     """Measures what this process and, where `host` is true, its whole host use."""
 
-    def __init__(self, *, host: bool = True, accelerator: Accelerator | None = None, powercap: Path = POWERCAP) -> None:
+    def __init__(self, *, host: bool = True, accelerator: Telling | None = None, powercap: Path = POWERCAP) -> None:
         self._process = psutil.Process()
         self._accelerator = accelerator or Accelerator(None)
         self._energy = ProcessorEnergy(powercap) if host else None

@@ -24,7 +24,7 @@ from podium.contract import ParamGroup
 from podium.errors import UserError
 from podium.optim.own import OwnOptimiser, num_own_slots
 from podium.optim.own_state import OwnForm
-from podium.optim.steps import COUNTING_STEPS, KERNELS, in_single
+from podium.optim.steps import COUNTING_STEPS, IGNORING, KERNELS, SKIPPING, in_single
 from podium.optim.stochastic_rounding import StochasticRounding
 from podium.recipe.section import is_own_name
 from podium.recipe.sections.optim import KEYS, OptimSection
@@ -58,11 +58,15 @@ class Optimiser:
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
         self.num_steps: dict[torch.device, Tensor] = {}
         self.own: OwnOptimiser | None = None
+        #: whether a step that is not to be made is left out on the device
+        self.can_skip = False
         if is_own_name(section.name):
             self.own = OwnOptimiser(_own_form(section, own_class), groups, names, held)
             self.param_groups, self.slots = groups, []
             return
         self.kernel, starts = KERNELS[section.name]
+        kinds = {group["params"][0].device.type for group in groups}
+        self.can_skip = self.kernel in SKIPPING and kinds.isdisjoint(IGNORING)
         options = {key: section.value(key) for key in KEYS[section.name] if key != "weight_decay"}
         options = {"momentum": 0.0, "nesterov": self.name == "nesterov", "decoupled": self.name == "adamw", **options}
         self.slots = [slot for slot in starts if slot != "momentum_buffer" or options["momentum"]]
@@ -189,21 +193,31 @@ def _own_form(section: OptimSection, own_class: Any) -> OwnForm:
 
 
 def step(
-    optimiser: Optimiser, divisor: Tensor | float, lr: float | None = None, rounding: StochasticRounding | None = None
+    optimiser: Optimiser,
+    divisor: Tensor | float,
+    lr: float | None = None,
+    rounding: StochasticRounding | None = None,
+    found_inf: Tensor | None = None,
 ) -> None:
     """Update the weights with the gradients in `param.grad`, each divided by `divisor`.
 
     `divisor` is a float32 scalar on the parameters' device, or a number on the host. `lr` is the rate of this step, by
     default that of the groups. Parameters without a gradient stay as they are. Gradients are consumed: their content
     is undefined afterwards (torch's fused kernels leave the quotient there). Half-precision weights are updated in
-    single precision and rounded: stochastically if `rounding` is given, otherwise to the nearest.
+    single precision and rounded: stochastically if `rounding` is given, otherwise to the nearest. Where `found_inf`, a
+    float32 scalar on their device, is 1, everything stays as it is; it is read there by kernels that can do so.
     """
+    if found_inf is not None and not optimiser.can_skip:
+        # The host waits for the device here, as it must know whether to make the update.
+        if bool(found_inf):
+            return
+        found_inf = None
     if optimiser.own is not None:
         optimiser.own.step(divisor, lr)
         return
     with torch.no_grad():
         for num_steps in optimiser.num_steps.values():
-            num_steps += 1
+            num_steps += 1 if found_inf is None else 1 - found_inf.to(num_steps.device, non_blocking=True)
         for group, params, slots in zip(
             optimiser.param_groups, optimiser.held_lists, optimiser.slot_lists, strict=True
         ):
@@ -221,9 +235,10 @@ def step(
                 divisor = torch.full((), divisor, dtype=torch.float32, device=device)
             scale = divisor if divisor.device == device else divisor.to(device, non_blocking=True)
             kernel = optimiser.kernel
+            skipping = {} if found_inf is None else {"found_inf": found_inf.to(device, non_blocking=True)}
             if params[0].dtype.itemsize < 4:
                 kernel = partial(in_single, kernel, rounding, [optimiser.names[param] for param in params])
-            kernel(group, params, grads, slots, scale, optimiser.num_steps.get(device))
+            kernel(group, params, grads, slots, scale, optimiser.num_steps.get(device), **skipping)
 
 
 def clip_divisor(

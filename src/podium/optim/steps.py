@@ -1,6 +1,7 @@
 """The arithmetic of the optimisers: one step of one group of parameters. Called by `optimisers.step`.
 
 `scale` divides the gradients, which may be overwritten; `slots` are lists like `params`, in the order of `KERNELS`.
+Where `found_inf`, a scalar on the device, is 1, parameters and slots stay as they are.
 """
 
 import math
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from podium.machine import foreach
 from podium.optim.stochastic_rounding import StochasticRounding
+
+#: kinds of devices whose fused kernels take a divisor and `found_inf`, and ignore both without a word (torch 2.13)
+IGNORING = ("mps",)
 
 Group = dict[str, Any]
 Tensors = list[Tensor]
@@ -27,16 +31,20 @@ def in_single(
     slots: list[Tensors],
     scale: Tensor,
     num_steps: Tensor | None,
+    **skipping: Tensor,
 ) -> None:
     """Run another kernel's step on copies in single precision."""
     wide, *wide_slots = ([tensor.float() for tensor in tensors] for tensors in (params, *slots))
-    kernel(group, wide, [grad.float() for grad in grads], wide_slots, scale, num_steps)
+    kernel(group, wide, [grad.float() for grad in grads], wide_slots, scale, num_steps, **skipping)
     for number, (targets, values) in enumerate(zip((params, *slots), (wide, *wide_slots), strict=True)):
         for target, value, name in zip(targets, values, names, strict=True):
             if rounding is None:
                 target.copy_(value)
             else:
+                kept = target.clone() if skipping else target
                 rounding.into(target, value, f"{number}/{name}")
+                if skipping:  # rounding may change the sign of a zero
+                    target.copy_(torch.where(skipping["found_inf"] > 0, kept, target))
 
 
 def _aligned(params: Tensors, grads: Tensors) -> Tensors:
@@ -69,8 +77,22 @@ def _in_memory_order(params: Tensors, grads: Tensors, slots: list[Tensors]) -> t
     return turned(params), turned(grads), [turned(tensors) for tensors in slots]
 
 
+def _divided(grads: Tensors, scale: Tensor) -> Tensor | None:
+    """Return the divisor that a fused kernel takes; where it would ignore it, the gradients are divided here."""
+    if scale.device.type not in IGNORING:
+        return scale
+    foreach.div_(grads, scale)
+    return None
+
+
 def _fused_sgd(
-    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
+    group: Group,
+    params: Tensors,
+    grads: Tensors,
+    slots: list[Tensors],
+    scale: Tensor,
+    num_steps: Tensor | None,
+    found_inf: Tensor | None = None,
 ) -> None:
     params, grads, slots = _in_memory_order(params, grads, slots)
     torch._fused_sgd_(
@@ -84,13 +106,19 @@ def _fused_sgd(
         nesterov=group["nesterov"],
         maximize=False,
         is_first_step=False,  # buffers start as zeros, which is equivalent
-        grad_scale=scale,
-        found_inf=None,
+        grad_scale=_divided(grads, scale),
+        found_inf=found_inf,
     )
 
 
 def _fused_adam(
-    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
+    group: Group,
+    params: Tensors,
+    grads: Tensors,
+    slots: list[Tensors],
+    scale: Tensor,
+    num_steps: Tensor | None,
+    found_inf: Tensor | None = None,
 ) -> None:
     assert num_steps is not None
     kernel = torch._fused_adamw_ if group["decoupled"] else torch._fused_adam_
@@ -109,8 +137,8 @@ def _fused_adam(
         weight_decay=group["weight_decay"],
         eps=group["eps"],
         maximize=False,
-        grad_scale=scale,
-        found_inf=None,
+        grad_scale=_divided(grads, scale),
+        found_inf=found_inf,
     )
 
 
@@ -157,7 +185,13 @@ def _rmsprop_tf(
 
 
 def _lars(
-    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
+    group: Group,
+    params: Tensors,
+    grads: Tensors,
+    slots: list[Tensors],
+    scale: Tensor,
+    num_steps: Tensor | None,
+    found_inf: Tensor | None = None,
 ) -> None:
     """Apply buffer <- momentum · buffer + lr · trust · (gradient + weight_decay · param);  param <- param - buffer.
 
@@ -187,11 +221,18 @@ def _lars(
         nesterov=False,
         maximize=False,
         is_first_step=False,
+        found_inf=found_inf,
     )
 
 
 def _lamb(
-    group: Group, params: Tensors, grads: Tensors, slots: list[Tensors], scale: Tensor, num_steps: Tensor | None
+    group: Group,
+    params: Tensors,
+    grads: Tensors,
+    slots: list[Tensors],
+    scale: Tensor,
+    num_steps: Tensor | None,
+    found_inf: Tensor | None = None,
 ) -> None:
     """Apply param <- param - lr · trust · update, with update = Adam's update at rate 1 + weight_decay · param.
 
@@ -201,13 +242,15 @@ def _lamb(
     if not group["bias_correction"]:
         num_steps = torch.full_like(num_steps, math.inf)  # Adam divides by 1 - beta^steps, which is then 1
     if not group["adapt"]:
-        _fused_adam(group, params, grads, slots, scale, num_steps)
+        _fused_adam(group, params, grads, slots, scale, num_steps, found_inf)
         return
     # Adam subtracts from the tensor it is given: here the result is the update with its sign reversed
     updates = list(foreach.mul(params, -group["weight_decay"]))
-    _fused_adam({**group, "lr": 1.0, "weight_decay": 0.0}, updates, grads, slots, scale, num_steps)
+    _fused_adam({**group, "lr": 1.0, "weight_decay": 0.0}, updates, grads, slots, scale, num_steps, found_inf)
     of_params, of_updates = norms_of(params), norms_of(updates)
     factors = _or_one(of_params / of_updates, of_params, of_updates) * group["lr"]
+    if found_inf is not None:
+        factors = torch.where(found_inf > 0, 0.0, factors)
     foreach.addcmul_(params, updates, factors.unbind())
 
 
@@ -238,3 +281,7 @@ KERNELS: dict[str, tuple[Callable[..., None], dict[str, float]]] = {
 
 #: optimisers that need the number of steps, including the current one
 COUNTING_STEPS = (_fused_adam, _lamb)
+
+#: optimisers that read on the device whether to leave a step out: torch's fused kernels do. The others are made of
+#: operators on lists, each of which would need a copy of the state to leave it as it was
+SKIPPING = (_fused_sgd, _fused_adam, _lars, _lamb)

@@ -30,6 +30,17 @@ class Section(BaseModel):
         """
         return ()
 
+    # `podium train --pretend` asks the two sections of a workload, `workload.model` and `workload.data`:
+
+    def made_small(self, *, generated: bool) -> dict[str, Any]:
+        """Return the keys that make it small, with as many blocks and the same structure; `generated`: the samples are
+        random, and need not fit any files."""
+        return {}
+
+    def stand_in(self) -> dict[str, Any]:
+        """Return the keys that put random samples of the same shapes, and about as many, in the place of files."""
+        return {}
+
 
 def sections_of(field: FieldInfo) -> list[type[Section]]:
     """Return the types of section that a field may hold."""

@@ -20,7 +20,8 @@ from typing import Any, Self
 import torch
 
 from podium.errors import UserError
-from podium.machine.accelerator import Accelerator
+from podium.machine.accelerator import accelerator_of
+from podium.machine.device import device_identity
 from podium.machine.usage import Reading, UsageMeter
 from podium.runs.folder import Run, replace_file
 from podium.runs.live import instance_file
@@ -53,9 +54,9 @@ class Monitoring:
         self._energy: dict[str, float] = {}
         self._began = time.monotonic()
         if self._on:
-            self._uuid = _uuid(placement.device)
+            self._uuid = device_identity(placement.device)
             first_of_host = placement.instances.index == placement.instances.neighbours.start
-            self._meter = UsageMeter(host=first_of_host, accelerator=Accelerator(self._uuid))
+            self._meter = UsageMeter(host=first_of_host, accelerator=accelerator_of(placement.device))
 
     def __enter__(self) -> Self:
         if self._on:
@@ -177,10 +178,3 @@ def _adds_up(name: str) -> bool:
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in values.items()}
-
-
-def _uuid(device: torch.device) -> str | None:
-    """Return the name by which NVML knows a device."""
-    if device.type != "cuda":
-        return None
-    return str(torch.cuda.get_device_properties(device).uuid)

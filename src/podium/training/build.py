@@ -6,6 +6,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -28,7 +29,7 @@ from podium.kernels.install import resolve_layout
 from podium.layers.norm import AnyBatchNorm
 from podium.machine.allocator import give_back_memory, keep_memory
 from podium.machine.determinism import set_determinism
-from podium.machine.device import move_module, resolve_device, use_device
+from podium.machine.device import device_name, has_float64, move_module, resolve_device, use_device
 from podium.machine.threads import use_threads
 from podium.optim.averaging import WeightAverage
 from podium.optim.lr_scaling import scaled_lr
@@ -97,6 +98,7 @@ def build_training(
     check_span(largest_span(model), topology.num_replicas, num_blocks, recipe.engine.reduction)
     check_audit(recipe, largest_span(model))
     check_graph(recipe, device, instances.count, task)
+    check_double_precision(recipe, task, model, placement)
     if recipe.valid.recalibrate and not any(isinstance(module, AnyBatchNorm) for module in model.modules()):
         raise UserError(
             f"valid.recalibrate = {recipe.valid.recalibrate}: the model has no batch norm, and so no statistics to "
@@ -122,7 +124,7 @@ def build_training(
             recipe.batch.global_batch,
             _own(recipe, "schedule"),
         ),
-        LossScale(recipe.precision.loss_scale),
+        LossScale(recipe.precision.loss_scale, device),
         average=None if (method := recipe.average.method) == "none" else WeightAverage(method, recipe.average.decay),
     )
     if checkpoint is not None:
@@ -164,6 +166,26 @@ def check_graph(recipe: Recipe, device: torch.device, num_instances: int, task: 
     }
     if reason := next((name for name, holds in reasons.items() if holds), None):
         raise UserError(f"engine.graph = true cannot be combined with {reason}: set it to false")
+
+
+def check_double_precision(recipe: Recipe, task: Task, model: nn.Module, placement: Placement) -> None:
+    """Raise UserError where double precision is needed on a device that has none."""
+    device, several = placement.device, placement.topology.num_instances > 1
+    if has_float64(device):
+        return
+    wide = [name for name, tensor in model.state_dict().items() if tensor.dtype == torch.float64]
+    fields = [name for name, field in task.train_source.fields.items() if np.dtype(field.dtype) == np.float64]
+    needs = {
+        f"norm.span = {largest_span(model)}": largest_span(model) > 1,
+        "engine.reduction = fast": several and recipe.engine.reduction == "fast",
+        f"{wide[0] if wide else ''} of the model": bool(wide),
+        f"the samples' {fields[0] if fields else ''}": bool(fields),
+    }
+    if (what := next((name for name, holds in needs.items() if holds), None)) is not None:
+        raise UserError(
+            f"{what} needs numbers in double precision, which {device_name(device)} does not have: change it, or use "
+            "engine.device=cpu"
+        )
 
 
 def build_task(recipe: Recipe, data_of: Task | None = None) -> Task:

@@ -267,7 +267,7 @@ def _pass(training: Training, num_samples: int, *, train: bool = True) -> None:
     model, workload = training.state.model, training.task.workload
     batch = workload.example(num_samples)
     if train:
-        with inside(_Alone()):
+        with inside(Alone()):
             workload.loss(model, batch).sum.backward()
         for param in model.parameters():
             param.grad = None
@@ -277,7 +277,7 @@ def _pass(training: Training, num_samples: int, *, train: bool = True) -> None:
         model.train()
 
 
-class _Alone:
+class Alone:
     """A replica that shares statistics with none, in place of the span that only the engine's lockstep has."""
 
     def exchange(self, tensor: Tensor, num_replicas: int) -> Tensor:

@@ -90,7 +90,7 @@ def _statistics(training: Training, model: nn.Module, norms: list[AnyBatchNorm],
             for _ in parallelism.losses(model, training.task.workload, [batch], [size]):
                 pass
             if norms:
-                found[number] = torch.cat([buffer.double().flatten() for buffer in _statistics_of(norms)]).cpu()
+                found[number] = torch.cat([buffer.flatten() for buffer in _statistics_of(norms)]).cpu()
     if norms and group.count > 1:
         # (instance, row, …) -> (row, instance, …): the order of the micro-batches
         found = group.gather(found).transpose(0, 1).reshape(-1, num_statistics)

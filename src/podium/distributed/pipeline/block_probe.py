@@ -4,12 +4,13 @@ A pipeline needs them before it cuts the model: sender and receiver must know th
 devices should have the same amount of work.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from podium.contract import Batch, Workload
 from podium.errors import UserError
@@ -85,7 +86,7 @@ def probe_blocks(
     facts = []
     with autocast_blocks(precision, device):
         for block in blocks:
-            saved = _SavedBytes(block)
+            saved = SavedBytes(block.parameters())
             with Products(block) as products, torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
                 args = as_tuple(block(*args))
             outputs = tuple(TensorSpec.of(tensor, micro_batch) for tensor in args)
@@ -142,17 +143,19 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-class _SavedBytes:
+class SavedBytes:
     """A count of the memory that autograd saves for the backward pass, each storage once."""
 
-    def __init__(self, block: nn.Module) -> None:
-        self._seen = {param.untyped_storage().data_ptr() for param in block.parameters()}
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        """Begin to count; `known`: tensors that are not counted."""
+        # By the storage, not its address: tensors without memory have none.
+        self._seen = {StorageWeakRef(tensor.untyped_storage()) for tensor in known}
         self.num_bytes = 0
 
     def pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
+        if (known := StorageWeakRef(storage)) not in self._seen:
+            self._seen.add(known)
             self.num_bytes += storage.nbytes()
         return tensor
 

@@ -23,6 +23,7 @@ from podium.distributed.pipeline.meta_blocks import local_tensors
 from podium.distributed.pipeline.partition import Split
 from podium.distributed.pipeline.schedule import actions
 from podium.distributed.pipeline.torch_pipelining import Stage, StageRunner
+from podium.layers.loss import scaled
 from podium.recipe.sections.parallel import Schedule
 from podium.recipe.sections.precision import PrecisionSection
 from podium.transforms.precision import autocast_blocks, cast_inputs, cast_outputs
@@ -88,14 +89,14 @@ class Pipeline:
         self._begin: Callable[[int], None] = lambda index: None
         self._batches: Sequence[Batch] = ()
         self._losses: list[Loss] = []
-        self._scale = 1.0
+        self._scale: Tensor | float = 1.0
 
     @property
     def has_losses(self) -> bool:
         """Whether this instance has samples and losses: device 0 alone does."""
         return self.group.index == 0
 
-    def run(self, batches: Sequence[Batch], begin: Callable[[int], None], scale: float) -> list[Loss]:
+    def run(self, batches: Sequence[Batch], begin: Callable[[int], None], scale: Tensor | float) -> list[Loss]:
         """Run one replica's micro-batches forward and backward; gradients accumulate in `param.grad`.
 
         `begin(index)` is called before any part runs micro-batch `index`. Only device 0 returns losses.
@@ -116,7 +117,7 @@ class Pipeline:
         self._begin(index)  # random numbers drawn before the loss calls the model are the same as for the first part
         loss = self._workload.loss(FixedOutput(output, training=True), self._batches[index])
         self._losses.append(loss)
-        return loss.sum if self._scale == 1 else loss.sum * self._scale
+        return scaled(loss.sum, self._scale)
 
     # --- what all stages of a replica have to agree on -------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class Pipeline:
     def all_norms(self, names: Sequence[str], norms: Tensor) -> Tensor:
         """Return the gradient norms of all parameters, in the order of an uncut model, from those of this device."""
         ours = torch.full((len(self._param_order),), -1.0, dtype=torch.float64)
-        ours[[self._param_order[name] for name in names]] = norms.double().cpu()
+        ours[[self._param_order[name] for name in names]] = norms.cpu().double()
         every = self.group.gather(ours)
         # Only the device that holds a parameter has its norm, which may be NaN.
         present = every != -1

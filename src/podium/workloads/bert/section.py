@@ -90,6 +90,11 @@ class BertModel(Section):
     def num_inner(self) -> int:
         return self.inner or _INNER * self.shape[1]
 
+    def made_small(self, *, generated: bool) -> dict[str, Any]:
+        """Return the keys of a narrow model with as many layers."""
+        small = {"size": "custom", "layers": self.shape[0], "hidden": 16, "heads": 2, "inner": 32}
+        return small | ({"vocabulary": 200} if generated else {})
+
 
 class BertData(Section):
     """`workload.data` of bert."""
@@ -133,6 +138,14 @@ class BertData(Section):
         if self.source == "generated" and self.path is not None:
             raise ValueError("workload.data.path does not apply to workload.data.source = generated: set it to null")
         return self
+
+    def made_small(self, *, generated: bool) -> dict[str, Any]:
+        """Return the keys of short rows, where no file says how long they are."""
+        return {"length": min(self.length, 32), "masked_slots": None} if generated else {}
+
+    def stand_in(self) -> dict[str, Any]:
+        """Return the keys of random tokens."""
+        return {"source": "generated", "path": None, "samples": max(self.samples, 1_000_000)}
 
 
 ModelSection, DataSection = BertModel, BertData

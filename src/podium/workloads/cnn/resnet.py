@@ -3,6 +3,8 @@
 ImageNet  7×7 stem and max-pool, then four stages of blocks with 64, 128, 256, 512 channels; size 50 and above
           with bottlenecks, whose middle convolution has the stride (as is usual since 2017)
 CIFAR     3×3 stem, three stages with 16, 32, 64 channels; 6n + 2 layers; shortcuts without parameters
+
+`width` sets the channels of the first stage, and all others in proportion.
 """
 
 from collections import OrderedDict
@@ -43,15 +45,18 @@ def resnet(section: CnnModel, num_classes: int) -> Network:
 
 def _imagenet(section: CnnModel, size: int, num_classes: int) -> Network:
     counts, bottleneck = _STAGES[size]
-    groups, group_width = _RESNEXT[size] if section.name == "resnext" else (1, 64)
-    norm = section.norm
+    groups, group_width = _RESNEXT[size] if section.name == "resnext" else (1, section.width or 64)
+    norm, first = section.norm, section.width or 64
     stem = nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False), build_norm(norm, 64, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        nn.Conv2d(3, first, 7, 2, 3, bias=False),
+        build_norm(norm, first, 2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
     )
     blocks: OrderedDict[str, nn.Module] = OrderedDict()
-    channels = 64
+    channels = first
     for stage, count in enumerate(counts):
-        width = 64 << stage
+        width = first << stage
         for index in range(count):
             stride = 2 if stage and not index else 1
             if bottleneck:
@@ -69,12 +74,12 @@ def _imagenet(section: CnnModel, size: int, num_classes: int) -> Network:
 
 
 def _cifar(section: CnnModel, size: int, num_classes: int) -> Network:
-    norm = section.norm
-    stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), build_norm(norm, 16, 2), nn.ReLU(inplace=True))
+    norm, first = section.norm, section.width or 16
+    stem = nn.Sequential(nn.Conv2d(3, first, 3, 1, 1, bias=False), build_norm(norm, first, 2), nn.ReLU(inplace=True))
     blocks: OrderedDict[str, nn.Module] = OrderedDict()
-    channels = 16
+    channels = first
     for stage in range(3):
-        out = 16 << stage
+        out = first << stage
         for index in range((size - 2) // 6):
             stride = 2 if stage and not index else 1
             shortcut = PaddedShortcut(stride, out - channels) if stride > 1 else nn.Identity()

@@ -26,6 +26,8 @@ class CnnModel(Section):
     name: Literal["resnet", "resnext", "efficientnet"] = "resnet"
     #: resnet: 8, 14, 20, 32, 44, 56 (CIFAR) or 18, 34, 50, 101, 152; resnext: 50, 101; efficientnet: B0 … B4
     size: int | str = 20
+    #: resnet: channels of the first stage; null: as published, 64 for images of ImageNet size, 16 for those of CIFAR's
+    width: PositiveInt | None = None
     #: null: that of the data
     num_classes: PositiveInt | None = None
     norm: NormSection = NormSection()
@@ -59,7 +61,13 @@ class CnnModel(Section):
             for key in _OF_EFFICIENTNET:
                 if getattr(self, key) != fields[key].default:
                     raise ValueError(f"workload.model.{key} does not apply to {self.name}: leave it out")
+        if self.name != "resnet" and self.width is not None:
+            raise ValueError(f"workload.model.width does not apply to {self.name}: leave it out")
         return self
+
+    def made_small(self, *, generated: bool) -> dict[str, Any]:
+        """Return the keys of a narrow model with as many blocks; of the others, only the images are small."""
+        return {"width": 4, "norm": {"groups": min(self.norm.groups, 4)}} if self.name == "resnet" else {}
 
 
 class AugmentSection(Section):
@@ -155,6 +163,15 @@ class CnnData(Section):
     def overruled(cls, inherited: Mapping[str, Any], written: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the inherited format where another path is written: it is looked for there."""
         return ("format",) if written.get("path") is not None else ()
+
+    def made_small(self, *, generated: bool) -> dict[str, Any]:
+        """Return the keys of small images."""
+        return {"image_size": 64, "resize": None}
+
+    def stand_in(self) -> dict[str, Any]:
+        """Return the keys of random images, as many as those of ImageNet where the files have its form."""
+        published = {"samples": 1_281_167, "test_samples": 50_000} if self.format in ("tfrecord", "folder") else {}
+        return {"source": "generated", "path": None, "valid_path": None, "format": "auto", **published}
 
 
 ModelSection, DataSection = CnnModel, CnnData

@@ -33,6 +33,10 @@ class CosmologyModel(Section):
         """Return the output channels of every block down, from the outermost."""
         return tuple(self.width * multiple for multiple in _MULTIPLES[: self.num_scales])
 
+    def made_small(self, *, generated: bool) -> dict[str, Any]:
+        """Return the keys of a narrow model with as many scales."""
+        return {"width": 1}
+
 
 class AugmentSection(Section):
     """How training crops are varied beyond their position."""
@@ -92,6 +96,10 @@ class CosmologyData(Section):
                 "the path to null"
             )
         return self
+
+    def stand_in(self) -> dict[str, Any]:
+        """Return the keys of random fields."""
+        return {"source": "generated", "path": None}
 
 
 class CosmologyMake(Section):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from podium.layers.transformer import SelfAttention
 from podium.machine import counter_rng
+from podium.machine.device import has_float64
 from podium.workloads.gpt2.model import Block, Gpt2, check_window
 
 
@@ -105,9 +106,11 @@ def _drawn(logits: Tensor, chance: Tensor, temperature: float, top_k: int | None
         return logits.argmax(dim=1, keepdim=True)
     top_k = min(top_k or logits.shape[1], logits.shape[1])
     values, tokens = logits.topk(top_k, dim=1)
-    sums = torch.softmax(values.double() / temperature, dim=1).cumsum(dim=1)
-    index = torch.searchsorted(sums, (chance * sums[:, -1])[:, None], right=True).clamp_(max=top_k - 1)
-    return tokens.gather(1, index)
+    wide = values.double() if has_float64(values.device) else values.cpu().double()
+    sums = torch.softmax(wide / temperature, dim=1).cumsum(dim=1)
+    places = (chance.to(sums) * sums[:, -1])[:, None]
+    index = torch.searchsorted(sums, places, right=True).clamp_(max=top_k - 1)
+    return tokens.gather(1, index.to(tokens.device))
 
 
 def _until(tokens: list[int], end: int | None) -> list[int]:

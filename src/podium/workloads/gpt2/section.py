@@ -102,6 +102,11 @@ class Gpt2Model(Section):
     def num_inner(self) -> int:
         return self.inner or 4 * self.shape[1]
 
+    def made_small(self, *, generated: bool) -> dict[str, Any]:
+        """Return the keys of a narrow model with as many blocks."""
+        small = {"size": "custom", "layers": self.shape[0], "hidden": 16, "heads": 2, "inner": 32}
+        return small | {"context": min(self.context, 32)} | ({"vocabulary": 200} if generated else {})
+
 
 class SampleSection(Section):
     """How `podium predict` samples text from the model."""
@@ -151,6 +156,14 @@ class Gpt2Data(Section):
     def overruled(cls, inherited: Mapping[str, Any], written: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the inherited prompt, with what belongs to it, where a text takes the standard library's place."""
         return ("sample",) if written.get("path") is not None and inherited.get("path") is None else ()
+
+    def made_small(self, *, generated: bool) -> dict[str, Any]:
+        """Return the keys of windows that are as long as the small model's context."""
+        return {"length": None, "stride": None, "valid_stride": None}
+
+    def stand_in(self) -> dict[str, Any]:
+        """Return the keys of random tokens."""
+        return {"source": "generated", "path": None, "samples": max(self.samples, 1_000_000)}
 
 
 ModelSection, DataSection = Gpt2Model, Gpt2Data

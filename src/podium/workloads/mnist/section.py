@@ -1,7 +1,7 @@
 """The recipe sections of mnist: `workload.model`, `workload.data`. Does not import torch."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -40,6 +40,10 @@ class MnistData(Section):
     generated_train: PositiveInt = 60_000
     generated_test: PositiveInt = 10_000
     generated_seed: Annotated[int, Field(ge=0)] = 0
+
+    def stand_in(self) -> dict[str, Any]:
+        """Return the keys of random images."""
+        return {"source": "generated", "path": None}
 
 
 ModelSection, DataSection = MnistModel, MnistData

@@ -88,6 +88,10 @@ class NeuronData(Section):
             raise ValueError(f"workload.data.probes = {list(self.probes)}: expected at least one probe, and none twice")
         return self
 
+    def stand_in(self) -> dict[str, Any]:
+        """Return the keys of random voltages."""
+        return {"source": "generated", "path": None, "cell": None}
+
 
 class NeuronMake(Section):
     """The keys of `podium data make neuron`: the cells to simulate, the folder for the files, and so on."""
