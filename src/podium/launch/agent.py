@@ -40,7 +40,7 @@ from podium.launch.plan import LaunchPlan
 from podium.launch.private_folder import launch_folder
 from podium.launch.processes import LocalInstances
 from podium.launch.relay import Relay
-from podium.launch.secret import new_secret, read_secret_line, users_secret
+from podium.launch.secret import meeting_purpose, new_secret, read_secret_line, users_secret
 from podium.launch.ssh import RemoteHost, end_with_input
 from podium.launch.store import is_open
 from podium.machine.cores import numa_nodes
@@ -112,7 +112,7 @@ def _meeting(plan: LaunchPlan, folder: Path, given: bytes | None, *, starts_othe
     elif given is not None:
         secret = given
     else:
-        secret = new_secret() if starts_others else users_secret(f"hosts {' '.join(plan.topology.hosts)} port {port}")
+        secret = new_secret() if starts_others else users_secret(meeting_purpose(plan.topology.hosts, port))
     return Meeting(address=address, port=port, secret=secret)
 
 
@@ -200,6 +200,8 @@ class _Host:
         self._store, self.is_visitor = store, True
         try:
             attempt = attempt_under_way(store)
+            if attempt is None:
+                raise UserError("the training has not begun, or its instances cannot go on without one another")
             while attempt is not None:
                 self._crew = relay = self._new_relay(attempt, {}, count)
                 while not relay.has_ended():

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from podium.launch.between_hosts import SILENT_S, OtherHosts
+from podium.launch.between_hosts import PULSE_S, SILENT_S, OtherHosts, Up
 from podium.launch.board import QUIET_S, Board
 from podium.launch.failures import FINAL, Failure, clear_failure, find_cause, read_failures
 from podium.launch.membership import Coordinator, Report
@@ -219,7 +219,8 @@ class Crew:
         silent = {self._roster.arrival_of(seat) for seat, failure in lost.items() if failure.exit_code == 0} - {HOME}
         found = [number for number in silent if self._others.silence_s(number) > SILENT_S]
         newest = {self._others.ups[number].host: number for number in sorted(self._others.ups)}
-        replaced = [number for number, up in self._others.ups.items() if newest[up.host] != number]
+        silent_arrivals = [number for number in self._others.ups if self._others.silence_s(number) > SILENT_S]
+        replaced = [number for number in silent_arrivals if newest[self._others.ups[number].host] != number]
         return sorted({*found, *replaced})
 
     def _lose(self, seats: list[int], lost: Mapping[int, Failure], lost_hosts: list[int], counted: str) -> None:
@@ -289,8 +290,8 @@ class Crew:
         """Take in hosts that have come since: those that the run began with, and others, as far as there is room."""
         if self._others is None:
             return
-        for number, up in self._others.ups.items():
-            if self._roster.knows(number):
+        for number, up in list(self._others.ups.items()):
+            if self._roster.knows(number) or self._is_there_twice(number, up):
                 continue
             self._roster.welcome(number, up.host, up.seats)
             if up.seats:
@@ -300,9 +301,24 @@ class Crew:
             if count > 0:
                 say(f"{up.host} has come, with {count} instance{'' if count == 1 else 's'}")
             else:
-                self._others.down.refused[str(number)] = self._full()
+                self._refuse(number, self._full())
             for _ in range(count):
                 self._begin(number)
+
+    def _is_there_twice(self, number: int, up: Up) -> bool:
+        """Return whether another host of this name takes part; once it is clear that it is not about to be found lost,
+        the new one is turned away."""
+        assert self._others is not None
+        twice = up.host == self._roster.home
+        twice |= any(other < number and one.host == up.host for other, one in self._others.ups.items())
+        if twice and up.pulse * PULSE_S > 3 * SILENT_S:
+            self._refuse(number, f"{up.host} takes part already: call this host by another name")
+        return twice
+
+    def _refuse(self, number: int, why: str) -> None:
+        assert self._others is not None
+        self._others.down.refused[str(number)] = why
+        self._others.ignore(number)
 
     def _full(self) -> str:
         return f"the run has {self._num_there()} instances, and takes {self._limits.most} at most"

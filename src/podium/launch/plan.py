@@ -44,6 +44,8 @@ class LaunchPlan:
     limits: Limits = field(default_factory=Limits)
     #: keys of the recipe that this launch has changed
     overrides: tuple[str, ...] = ()
+    #: whether this host comes to a run that others have begun
+    is_visitor: bool = False
     #: whether other hosts may come, though the run begins on one
     is_open: bool = False
 
@@ -58,11 +60,11 @@ class LaunchPlan:
 
     @property
     def alone(self) -> bool:
-        return len(self.topology.hosts) == 1 and not self.is_open
+        return len(self.topology.hosts) == 1 and not self.is_open and not self.is_visitor
 
     @property
     def keeps_store(self) -> bool:
-        return self.host_index == 0
+        return self.host_index == 0 and not self.is_visitor
 
 
 def plan_launch(
