@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from podium.runs.folder import Run
-from tests.support.hosts import HOSTS, both, ended, on_host
+from tests.support.hosts import HOSTS, SPREAD, both, ended, on_host
 from tests.support.outcomes import outcome
 from tests.support.processes import assert_user_error, num_records, podium_here, started, until
 from tests.support.recipes import recipe_of
@@ -67,3 +67,47 @@ def test_a_range_begins_with_what_the_cores_allow_and_instances_come_and_leave(t
     assert outcome(Run(run)) == outcome_alone(LONG)
     assert not (run / "launch.json").exists()
     assert_user_error(podium_here("join", run), "does not say that it trains anywhere")
+
+
+def test_another_host_comes_to_a_training_and_leaves_it(hosts, tmp_path, outcome_alone):
+    names, _ = hosts
+    run, recipe = tmp_path / "run", [*LONG, "launch.timeout=20"]
+    first = on_host(
+        names[0], tmp_path, "train", *recipe, "--hosts", HOSTS[0], "--instances", "1..4", "--join", "--out", "run"
+    )
+    first.until(lambda: (run / "launch.json").exists(), "the first update")
+    first.until_records(run, 3)
+    began = len(first.instances)
+    second = on_host(names[1], tmp_path, "join", "run", "--host", HOSTS[1], "--instances", 1)
+    sentence = f"{began + 1} instances train on 2 hosts from update"
+    first.until(lambda: sentence in first.stderr, "the other host")
+    first.until_records(run, num_records(Run(run)) + 3)
+    left = on_host(names[0], tmp_path, "leave", "run", "--host", HOSTS[1])
+    assert ended(left)[0] == 0, left.stderr
+    code, errors = ended(second)
+    assert code == 0, errors
+    assert f"{HOSTS[1]} has left the run" in errors
+    code, errors = ended(first)
+    assert code == 0, errors
+    assert "Traceback" not in errors
+    assert "go on without" not in errors
+    assert counts(run, "hosts") == [1, 2, 1]
+    assert outcome(Run(run)) == outcome_alone(recipe)
+
+
+def test_a_host_that_is_lost_is_taken_back_when_it_is_there_again(hosts, tmp_path, outcome_alone):
+    names, _ = hosts
+    run, recipe = tmp_path / "run", [*LONG, "train.length=2000up"]
+    args = ["train", *recipe, "--out", "run"]
+    first, second = both(names, tmp_path, *args)
+    first.until_records(run, 6)
+    second.kill_all()
+    first.until(lambda: f"heard nothing from {HOSTS[1]}; the others go on without it (1 of 3)" in first.stderr, "a word")
+    first.until(lambda: "1 instance trains from update" in first.stderr, "the one that is left")
+    again = on_host(names[1], tmp_path, *args, *SPREAD, "--join")
+    first.until(lambda: "2 instances train on 2 hosts from update" in first.stderr, "the host that is back")
+    results = [ended(process) for process in (first, again)]
+    assert [code for code, _ in results] == [0, 0], results
+    assert all("restarting" not in errors for _, errors in results), results
+    assert counts(run, "hosts") == [2, 1, 2]
+    assert outcome(Run(run)) == outcome_alone(recipe)

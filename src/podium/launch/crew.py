@@ -296,7 +296,6 @@ class Crew:
             self._roster.welcome(number, up.host, up.seats)
             if up.seats:
                 continue
-            self.gone.discard(up.host)
             count = min(up.wants, self._limits.most - self._num_there())
             if count > 0:
                 say(f"{up.host} has come, with {count} instance{'' if count == 1 else 's'}")
