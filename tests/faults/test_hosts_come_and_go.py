@@ -2,16 +2,14 @@
 and the outcome is that of a run that nothing happened to."""
 
 import os
-import signal
 from itertools import groupby
 
-import psutil
 import pytest
 
 from podium.runs.folder import Run
 from tests.support.hosts import HOSTS, SPREAD, both, ended, on_host
 from tests.support.outcomes import outcome
-from tests.support.processes import assert_user_error, num_records, podium_here, started, until
+from tests.support.processes import assert_user_error, num_records, podium_here, started
 from tests.support.recipes import recipe_of
 
 pytestmark = pytest.mark.slow
@@ -102,7 +100,9 @@ def test_a_host_that_is_lost_is_taken_back_when_it_is_there_again(hosts, tmp_pat
     first, second = both(names, tmp_path, *args)
     first.until_records(run, 6)
     second.kill_all()
-    first.until(lambda: f"heard nothing from {HOSTS[1]}; the others go on without it (1 of 3)" in first.stderr, "a word")
+    first.until(
+        lambda: f"heard nothing from {HOSTS[1]}; the others go on without it (1 of 3)" in first.stderr, "a word"
+    )
     first.until(lambda: "1 instance trains from update" in first.stderr, "the one that is left")
     again = on_host(names[1], tmp_path, *args, *SPREAD, "--join")
     first.until(lambda: "2 instances train on 2 hosts from update" in first.stderr, "the host that is back")
