@@ -172,13 +172,10 @@ class Crew(RuleBasedStateMachine):
             case "leave":
                 assert one.phase != "trains" or one.member.view.number < newest.number
                 one.phase, one.beginning = "waits", None
-                # Its losses since the last record can be had only if all have gone equally far.
-                one.member.whole = one.state is not None and (one.member.whole or self.is_first_whole(newest))
+                # Some could not have the losses since the last record: one that they need has gone on to the next.
+                one.member.whole = one.state is not None and (one.member.seat + newest.number) % 3 > 0
                 reports = self.reports if one.host == HOME else self.at[one.host].reports
                 reports[one.member.seat] = one.member.report(newest)
-
-    def is_first_whole(self, newest: View) -> bool:
-        return not any(report.view == newest.number and report.whole for report in self.reports.values())
 
     def can_enter(self, one: Instance) -> bool:
         newest = self.newest(one)

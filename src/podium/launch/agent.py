@@ -344,6 +344,8 @@ class _Host:
         unknown = "an instance was lost" if self._plan.alone else "an instance of another host was lost"
         unknown = (self._crew.reason if self._crew is not None else "") or unknown
         self.listing.is_told = False
+        if isinstance(self._crew, Crew):
+            self._crew.restarts = True
         self._num_lost += 1
         warn(
             f"{self._last_loss.sentence() if self._last_loss else unknown}; restarting from the last checkpoint "

@@ -58,6 +58,8 @@ class Crew:
         self._told_of_view, self._since = 0, time.monotonic()
         #: why the run has to restart, where that is known
         self.reason = ""
+        #: whether all instances are about to restart
+        self.restarts = False
         #: hosts that were lost, or have left
         self.gone: set[str] = set()
         #: whether there were too few instances for too long
@@ -101,7 +103,7 @@ class Crew:
 
     def close(self) -> None:
         """End those that do not belong to the run any more, or not yet."""
-        self._put("over", {})
+        self._put("over", {"again": self.restarts})
         if self._others is not None:
             with suppress(dist.DistError):
                 self._others.tell()
@@ -116,7 +118,7 @@ class Crew:
         every = self._codes()
         codes = {seat: code for seat, code in every.items() if code}
         if 0 in every.values() and self._is_over():
-            self._put("over", {})  # those that wait for another view end, too
+            self._put("over", {"again": False})  # those that wait for another view end, too
             return None if codes else 0
         if not codes and not self.is_changing and self._is_quiet():
             return 0

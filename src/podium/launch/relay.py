@@ -70,8 +70,10 @@ class Relay:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended, restarts, or goes on without this host."""
-        return "over" in self._mirrored or bool(self.refusal) or (self.down is not None and self._is_later(self.down))
+        """Whether the run has ended, or goes on without this host. One that restarts is not over for a host that it
+        began with; another one comes to it again."""
+        restarts = not self._up.seats and self.next_attempt is not None
+        return self._mirrored.get("over") == {"again": False} or bool(self.refusal) or restarts
 
     @property
     def next_attempt(self) -> int | None:
@@ -106,7 +108,7 @@ class Relay:
 
     def close(self) -> None:
         """Tell this host's instances that the run is over, and the first host how they have ended."""
-        self._board.put("over", {})
+        self._board.put("over", {"again": False})
         with suppress(dist.DistError):
             self._tell()
 
