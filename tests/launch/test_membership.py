@@ -285,6 +285,8 @@ class Crew(RuleBasedStateMachine):
             told = [self.reports[seat] for seat in view.seats]
             assert all(report.view == view.number for report in told), "one has not left the view before"
             there = [report for report in told if report.update == beginning.update]
+            recorded = all(report.recorded_by in view.seats for report in there)
+            assert beginning.again != recorded, "what follows an update is done twice, or not at all"
             by_seat = {report.seat: report for report in told}
             assert by_seat[beginning.source].whole or not any(report.whole for report in there), "losses are lost"
             if beginning.view not in self.begun and not beginning.again and beginning.update:
