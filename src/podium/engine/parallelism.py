@@ -262,7 +262,7 @@ class Replicated(Parallelism):
         instances = self.instances
         readable = instances.count == 1 or bool(self._ledgers)
         # Of one host, the group that carries messages is made when it is first needed, by some instances perhaps not.
-        messages = instances.share_memory and instances.uses_messages
+        messages = instances.uses_messages and (instances.share_memory or largest_span(self.model) > 1)
         return self._reduction_name == "exact" and readable and not messages
 
 

@@ -135,7 +135,8 @@ class Crew:
         events += [self._roster.seats_of(number) for number in lost_hosts]
         if num_lost + len(events) > most or self._all("cannot") or not self._can_spare({s for e in events for s in e}):
             facts = next(iter(self._all("cannot").values()), {})
-            self.reason = str(facts.get("reason", ""))[:300]
+            known = [failure.sentence() for failure in lost.values() if failure.exit_code]
+            self.reason = str(facts.get("reason", ""))[:300] or next(iter(known), "")
             return None
         for number, seats in enumerate(events, num_lost + 1):
             self._lose(seats, lost, lost_hosts, f"{number} of {most}")

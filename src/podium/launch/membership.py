@@ -118,7 +118,7 @@ class Coordinator:
 
     def hear(self, report: Report) -> None:
         """Take a report; those for other views, and of seats that are in none, count for nothing."""
-        if report.view != self.view.number or report.seat not in self.view.seats or self.beginning is not None:
+        if report.view != self.view.number or report.seat not in self.view.seats:
             return
         self._reports[report.seat] = report
         self._begin_if_all_wait()

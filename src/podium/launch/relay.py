@@ -12,7 +12,7 @@ import torch.distributed as dist
 from podium.launch.agreement import HostLost
 from podium.launch.between_hosts import PULSE_S, Down, Up, arrive, get_down, put_up
 from podium.launch.board import Board
-from podium.launch.failures import FINAL, read_failures
+from podium.launch.failures import FINAL, PEER_LOST, find_cause, read_failures
 from podium.launch.processes import LocalInstances
 
 #: what instances say that concerns the first host
@@ -21,9 +21,6 @@ _KINDS = ("able", "come", "report", "silent", "cannot")
 
 class Relay:
     """The instances of this host, by their seats."""
-
-    #: why the run has to restart: the first host knows
-    reason = ""
 
     def __init__(
         self,
@@ -74,6 +71,13 @@ class Relay:
         began with; another one comes to it again."""
         restarts = not self._up.seats and self.next_attempt is not None
         return self._mirrored.get("over") == {"again": False} or bool(self.refusal) or restarts
+
+    @property
+    def reason(self) -> str:
+        """Why the run has to restart, as far as it is known here."""
+        lost = {seat: code for seat, code in self._codes.items() if code}
+        cause = find_cause(read_failures(self._board.launch_folder), lost, self._up.host)
+        return cause.sentence() if cause is not None and cause.exit_code != PEER_LOST else ""
 
     @property
     def next_attempt(self) -> int | None:
