@@ -9,7 +9,7 @@ import pytest
 from podium.runs.folder import Run
 from tests.support.hosts import HOSTS, SPREAD, both, ended, on_host
 from tests.support.outcomes import outcome
-from tests.support.processes import assert_user_error, num_records, podium_here, started
+from tests.support.processes import assert_user_error, num_records, podium_ended, podium_here, started
 from tests.support.recipes import recipe_of
 
 pytestmark = pytest.mark.slow
@@ -111,3 +111,37 @@ def test_a_host_that_is_lost_is_taken_back_when_it_is_there_again(hosts, tmp_pat
     assert all("restarting" not in errors for _, errors in results), results
     assert counts(run, "hosts") == [2, 1, 2]
     assert outcome(Run(run)) == outcome_alone(recipe)
+
+
+def test_with_fewer_than_asked_for_a_run_waits_for_others_then_saves_and_stops(hosts, tmp_path, weights_alone):
+    names, _ = hosts
+    run, recipe = tmp_path / "run", [*LONG, "launch.timeout=5"]
+    spread = ["--hosts", f"{HOSTS[0]}:2,{HOSTS[1]}:1", "--instances", "3..4", "--join", "--out", "run"]
+    first, second = (on_host(name, tmp_path, "train", *recipe, *spread) for name in names)
+    first.until_records(run, 3)
+    first.instances[1].kill()
+    first.until(lambda: "3 instances train on 2 hosts from update" in first.stderr, "the one that has come")
+    assert "2 instances train" not in first.stderr
+    second.kill_all()
+    code, errors = ended(first)
+    assert code == 75, errors
+    assert "only 2 instances are left, and at least 3 were asked for: nobody has come for 5 s" in errors
+    assert "stopped by SIGTERM" in errors
+    done = podium_ended(tmp_path, "resume", "run", "--instances", 3)
+    assert done.returncode == 0, done.stderr
+    assert Run(run).summary()["weights_sha256"] == weights_alone(recipe)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--instances", "5..2"], "the range ends before it begins"),
+        (["--instances", "2..x"], "expected a number, a range such as 2..8, or auto"),
+        (["--instances", "5..8"], "no number in it can carry the recipe's replicas (possible: 1 to 4)"),
+        (["--instances", "1..2", "parallel.shard=optimiser"], "does not go with parallel.shard=optimiser"),
+        (["--instances", "1..2", "--hosts", "a:2,b:2"], "which names 4 instances"),
+    ],
+)
+def test_ranges_that_cannot_be_are_refused(words, part, tmp_path):
+    assert_user_error(podium_here("train", *LONG, *words, "--out", tmp_path / "run"), part)
+    assert not (tmp_path / "run").exists()

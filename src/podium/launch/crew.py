@@ -427,7 +427,8 @@ class Crew:
             return
         if not self._coming and time.monotonic() - self._since > self._timeout_s and not self.is_given_up:
             self.is_given_up = True
-            warn(f"{self._limits.too_few(len(self._coordinator.view.seats))} for {self._timeout_s:g} s")
+            few = self._limits.too_few(len(self._coordinator.view.seats))
+            warn(f"{few}: nobody has come for {self._timeout_s:g} s, so the run saves and stops")
         if stopping or self.is_given_up:
             self._coordinator.allow(bool)
 
