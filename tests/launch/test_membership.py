@@ -36,6 +36,8 @@ class Instance:
     alive: bool = True
     stopped: bool = False
     beginning: Beginning | None = None
+    #: whether its state is that after the record, validation and checkpoint that follow its last update
+    followed: bool = True
     #: what it has sent: by view, the updates for which the others can read its part of the sum
     posted: dict[int, set[int]] = field(default_factory=dict)
 
@@ -128,6 +130,7 @@ class Crew(RuleBasedStateMachine):
         return one.phase == "trains" and len(one.state) < LAST and one.member.recorded_by is not None
 
     def send(self, one: Instance) -> None:
+        assert one.followed, "it goes on from a state that what follows the update was not made for"
         one.posted.setdefault(one.member.view.number, set()).add(len(one.state))
 
     def can_complete(self, one: Instance) -> bool:
@@ -139,7 +142,7 @@ class Crew(RuleBasedStateMachine):
 
     def complete(self, one: Instance) -> None:
         one.state = [*one.state, len(one.state)]
-        one.member.update, one.member.recorded_by = len(one.state), None
+        one.member.update, one.member.recorded_by, one.followed = len(one.state), None, False
 
     def can_record(self, one: Instance) -> bool:
         """What follows an update is done together: whoever is through knows that all have begun it."""
@@ -149,7 +152,7 @@ class Crew(RuleBasedStateMachine):
 
     def record(self, one: Instance) -> None:
         view = one.member.view
-        one.member.recorded_by = view.lead
+        one.member.recorded_by, one.followed = view.lead, True
         if one.member.seat == view.lead:
             later = [other for other in self.views if other.number > view.number and other.number in self.begun]
             assert all(other.lead == view.lead for other in later), "two leads write"
@@ -189,6 +192,8 @@ class Crew(RuleBasedStateMachine):
         newest = self.newest(one)
         one.beginning, one.phase = self.begun_for(one)[newest.number], "takes"
         one.member.begin(newest, one.beginning)
+        if one.beginning.again and self.has_it(one):
+            one.followed = False  # as before what is done again
 
     def can_take(self, one: Instance) -> bool:
         """All of the group have to be there for it."""
@@ -206,6 +211,11 @@ class Crew(RuleBasedStateMachine):
             assert one.state is None or len(one.state) < one.beginning.update, "an update is lost"
             one.state = list(self.all[one.beginning.source].state[: one.beginning.update])
         assert len(one.state) == one.beginning.update
+        source = self.all[one.beginning.source]
+        if source.beginning == one.beginning or source.member.seat == one.member.seat:
+            one.followed = not one.beginning.again and source.followed
+        else:  # it has gone on since
+            one.followed = not one.beginning.again
         one.member.has_state(one.beginning)
         one.phase = "trains"
 

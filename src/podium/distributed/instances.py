@@ -127,6 +127,9 @@ class Instances:
                 shared_memory = SharedMemory.open(gather, index, range(count), range(count), timeout_s, sizes)
         instances = cls(index, count, connect, timeout_s, host_sizes, shared_memory=shared_memory, device=device)
         if shared_memory is None:
+            if is_over is not None:  # none connects before all are there: that cannot be interrupted
+                with naming_lost_instance(None):
+                    _gather_through(dist.PrefixStore("there", store), index, count, timeout_s, is_over)(torch.zeros(1))
             instances.group()
         return instances
 

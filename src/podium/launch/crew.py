@@ -6,7 +6,7 @@ For instances that hold the whole state each; others restart from the last check
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -14,17 +14,15 @@ from typing import Any
 import torch.distributed as dist
 
 from podium.launch.between_hosts import PULSE_S, SILENT_S, OtherHosts, Up
-from podium.launch.board import QUIET_S, Board
-from podium.launch.failures import FINAL, Failure, clear_failure, find_cause, read_failures
+from podium.launch.board import Board
+from podium.launch.everyone import Everyone, Start
+from podium.launch.failures import FINAL, Failure, find_cause
 from podium.launch.membership import Coordinator, Report
 from podium.launch.plan import Limits
 from podium.launch.processes import LocalInstances
 from podium.launch.requests import Requests
 from podium.launch.roster import HOME, Roster
 from podium.ui.console import say, warn
-
-#: starts a process: its seat, and which of the host's places for instances it takes
-Start = Callable[[int, int], None]
 
 
 class Crew:
@@ -43,9 +41,8 @@ class Crew:
     ) -> None:
         """Look after instances that are about to be started at these seats of these hosts; `start` starts another one
         on this host, `home`; `others`: where the run may have other hosts."""
-        self._board, self._instances, self._start = board, instances, start
-        self._limits, self._timeout_s, self._others = limits, timeout_s, others
-        self._board.open()
+        self._everyone = Everyone(board, instances, start, others)
+        self._limits, self._timeout_s = limits, timeout_s
         self._coordinator = Coordinator(hosts, home, limits.can_train)
         self._roster = Roster(hosts, home)
         self._num_first, self._first_hosts = len(hosts), set(hosts.values()) - {home}
@@ -64,14 +61,14 @@ class Crew:
         self.gone: set[str] = set()
         #: whether there were too few instances for too long
         self.is_given_up = False
-        self._put("view", self._view_facts())
+        self._everyone.put("view", self._view_facts())
 
     # --- what whoever keeps it asks ---------------------------------------------------------------------------------
 
     @property
     def is_settled(self) -> bool:
         """Whether all instances of the view train."""
-        view, able = self._coordinator.view, self._all("able")
+        view, able = self._coordinator.view, self._everyone.notes("able")
         return all(able.get(seat, {}).get("view") == view.number for seat in view.seats)
 
     @property
@@ -82,11 +79,11 @@ class Crew:
     @property
     def has_ended_elsewhere(self) -> bool:
         """Whether another host has said why the run ends."""
-        return self._others is not None and any(note.final for note in self._others.failures())
+        return any(note.final for note in self._everyone.failures_elsewhere())
 
     def has_ended(self) -> bool:
         """Return whether all instances that trained to the end have ended well; others may still be on their way."""
-        codes = self._codes()
+        codes = self._everyone.codes()
         return all(codes.get(seat) == 0 for seat in self._training if seat not in self._given_up)
 
     def look(self, num_lost: int, most: int, *, stopping: bool = False) -> int | None:
@@ -94,8 +91,7 @@ class Crew:
         how many there were before, of `most` that may be; `stopping`: whether it is to save and end."""
         try:
             lost = self._look(num_lost, most, stopping=stopping)
-            if self._others is not None:
-                self._others.tell()
+            self._everyone.tell()
         except dist.DistError:
             self.reason = "the service where the hosts meet does not answer"
             return None
@@ -103,24 +99,21 @@ class Crew:
 
     def close(self) -> None:
         """End those that do not belong to the run any more, or not yet."""
-        self._put("over", {"again": self.restarts})
-        if self._others is not None:
-            with suppress(dist.DistError):
-                self._others.tell()
+        self._everyone.put("over", {"again": self.restarts})
+        self._everyone.close()
         for seat in self._given_up | self._coming | (set(self._coordinator.view.seats) - set(self._training)):
-            self._instances.kill(seat)
+            self._everyone.kill(seat)
 
     # --- in turn ----------------------------------------------------------------------------------------------------
 
     def _look(self, num_lost: int, most: int, *, stopping: bool) -> int | None:
-        if self._others is not None:
-            self._others.look()
-        every = self._codes()
+        self._everyone.look()
+        every = self._everyone.codes()
         codes = {seat: code for seat, code in every.items() if code}
         if 0 in every.values() and self._is_over():
-            self._put("over", {"again": False})  # those that wait for another view end, too
+            self._everyone.put("over", {"again": False})  # those that wait for another view end, too
             return None if codes else 0
-        if not codes and not self.is_changing and self._is_quiet():
+        if not codes and not self.is_changing and self._everyone.is_quiet(self._timeout_s):
             return 0
         for seat in self._given_up & codes.keys():
             self._say_goodbye(seat)
@@ -133,8 +126,13 @@ class Crew:
         lost_hosts = self._lost_hosts(lost)
         events = [[seat] for seat in lost if self._roster.arrival_of(seat) not in lost_hosts]
         events += [self._roster.seats_of(number) for number in lost_hosts]
-        if num_lost + len(events) > most or self._all("cannot") or not self._can_spare({s for e in events for s in e}):
-            facts = next(iter(self._all("cannot").values()), {})
+        reasons = list(self._everyone.notes("cannot").values())
+        if (
+            num_lost + len(events) > most
+            or reasons
+            or not self._can_spare({seat for seats in events for seat in seats})
+        ):
+            facts = next(iter(reasons), {})
             known = [failure.sentence() for failure in lost.values() if failure.exit_code]
             self.reason = str(facts.get("reason", ""))[:300] or next(iter(known), "")
             return None
@@ -145,93 +143,62 @@ class Crew:
         self._hear(stopping=stopping)
         return None if self._coordinator.is_hopeless else len(events)
 
-    def _is_quiet(self) -> bool:
-        others = self._others
-        heard = others is None or all(others.silence_s(number) <= self._timeout_s for number in others.ups)
-        return self._board.is_quiet() and heard and (others is None or others.news_age_s() > QUIET_S)
-
     def _is_over(self) -> bool:
         """Return whether an instance has ended for a reason that no other instances would change."""
         seats = self._coordinator.view.seats
-        return any(note.final and note.instance in seats for note in self._failures())
-
-    # --- this host and the others, seen alike -----------------------------------------------------------------------
-
-    def _put(self, name: str, facts: Mapping[str, Any]) -> None:
-        self._board.put(name, facts)
-        if self._others is not None:
-            notes, kind = self._others.down.notes, name.partition("-")[0]
-            for older in [one for one in notes if one.partition("-")[0] == kind]:
-                del notes[older]
-            notes[name] = dict(facts)
-
-    def _all(self, kind: str) -> dict[int, dict[str, Any]]:
-        return self._board.all(kind) | (self._others.notes(kind) if self._others is not None else {})
-
-    def _codes(self) -> dict[int, int | None]:
-        return self._instances.exit_codes() | (self._others.codes() if self._others is not None else {})
-
-    def _failures(self) -> list[Failure]:
-        notes = read_failures(self._board.launch_folder)
-        return notes + (self._others.failures() if self._others is not None else [])
+        return any(note.final and note.instance in seats for note in self._everyone.failures())
 
     def _begin(self, arrival: int) -> int:
         """Have an instance started on a host; return its seat."""
         seat, place = self._roster.new_seat(arrival)
         self._coming.add(seat)
-        if arrival == HOME:
-            self._start(seat, place)
-        else:
-            assert self._others is not None
-            self._others.start(arrival, seat, place)
+        self._everyone.start(arrival, seat, place)
         return seat
 
     # --- those that are lost, or leave ------------------------------------------------------------------------------
 
     def _can_spare(self, lost: Iterable[int]) -> bool:
         """Return whether the others can go on: they train, or wait to."""
-        able = self._all("able")
+        able = self._everyone.notes("able")
         left = set(self._coordinator.view.seats) - set(lost)
         if left == set(self._coordinator.view.seats):
             return True
         return bool(left) and all(seat in able or seat >= self._num_first for seat in left)
 
     def _failure(self, seat: int, code: int) -> Failure:
-        notes, host = [note for note in self._failures() if note.instance == seat], self._roster.host_of(seat)
+        notes, host = [note for note in self._everyone.failures() if note.instance == seat], self._roster.host_of(seat)
         found = find_cause(notes, {seat: code}, host)
         return found or Failure(seat, host, code, f"ended with exit code {code}")
 
     def _silent(self, seats: tuple[int, ...]) -> dict[int, Failure]:
         """Return those that others have heard nothing from, and those that do not answer while a view is to begin."""
         found = set()
-        for note in self._all("silent").values():
+        for note in self._everyone.notes("silent").values():
             if note.get("view") == self._coordinator.view.number:
                 with suppress(TypeError):
                     found |= set(note.get("seats", ()))
-        if self.is_changing and time.monotonic() - self._since > self._timeout_s:
+        # Those that wait for a host to connect hear of another view only when that has taken too long.
+        patience_s = self._timeout_s * (1 if len(self._roster.present()) == 1 else 2)
+        if self.is_changing and time.monotonic() - self._since > patience_s:
             found |= self._coordinator.missing
-        for number in self._others.ups if self._others is not None else ():
-            if self._others is not None and self._others.silence_s(number) > self._timeout_s:
-                found |= set(self._roster.seats_of(number))
+        for number in self._everyone.silent_arrivals(self._timeout_s):
+            found |= set(self._roster.seats_of(number))
         return {seat: Failure(seat, self._roster.host_of(seat), 0, "is silent") for seat in found & set(seats)}
 
     def _lost_hosts(self, lost: Mapping[int, Failure]) -> list[int]:
         """Return the arrivals that are lost with their instances: nothing is heard of these, nor of their launchers."""
-        if self._others is None:
-            return []
-        silent = {self._roster.arrival_of(seat) for seat, failure in lost.items() if failure.exit_code == 0} - {HOME}
-        found = [number for number in silent if self._others.silence_s(number) > SILENT_S]
-        newest = {self._others.ups[number].host: number for number in sorted(self._others.ups)}
-        silent_arrivals = [number for number in self._others.ups if self._others.silence_s(number) > SILENT_S]
-        replaced = [number for number in silent_arrivals if newest[self._others.ups[number].host] != number]
-        return sorted({*found, *replaced})
+        ups, quiet = self._everyone.ups(), self._everyone.silent_arrivals()
+        silent = {self._roster.arrival_of(seat) for seat, failure in lost.items() if failure.exit_code == 0}
+        newest = {ups[number].host: number for number in sorted(ups)}
+        back = {number for number, up in ups.items() if newest[up.host] != number}
+        return sorted(quiet & (silent | back))
 
     def _lose(self, seats: list[int], lost: Mapping[int, Failure], lost_hosts: list[int], counted: str) -> None:
         """Go on without an instance, which is replaced, or without a host."""
         if seats and (number := self._roster.arrival_of(seats[0])) not in lost_hosts:
             self._take_leave(seats[0], lost[seats[0]], counted)
             self._coordinator.remove(seats)
-            if number == HOME or (self._others is not None and number in self._others.ups):
+            if number == HOME or number in self._everyone.ups():
                 self._begin(number)
             return
         for number in [one for one in lost_hosts if self._roster.seats_of(one) == seats]:
@@ -242,14 +209,10 @@ class Crew:
 
     def _dismiss(self, number: int, why: str) -> None:
         """Let a host go, with all its instances."""
-        assert self._others is not None
-        self._others.down.refused[str(number)] = why
         for seat in self._roster.seats_of(number):
-            self._others.forget(seat)
-            self._coming.discard(seat)
-            self._roster.forget(seat)
+            self._forget(seat)
         self.gone.add(self._roster.host_named(number))
-        self._others.ignore(number)
+        self._everyone.refuse(number, why)
 
     def _take_leave(self, seat: int, failure: Failure, counted: str) -> None:
         view, host = self._coordinator.view, self._roster.host_of(seat)
@@ -257,7 +220,7 @@ class Crew:
         if failure.exit_code == 0:
             sentence = f"heard nothing from instance {number} on {host}"
             if seat == view.lead:
-                self._instances.kill(seat)  # nothing else keeps it from writing to the run's folder
+                self._everyone.kill(seat)  # nothing else keeps it from writing to the run's folder
             else:
                 self._given_up.add(seat)
         else:
@@ -267,18 +230,13 @@ class Crew:
         warn(f"{sentence}; {what} ({counted})")
 
     def _forget(self, seat: int) -> None:
-        self._instances.forget(seat)
-        clear_failure(self._board.launch_folder, seat)
         self._coming.discard(seat)
         self._roster.forget(seat)
-        for kind in ("able", "come", "report", "silent"):
-            self._board.remove(f"{kind}-{seat}")
-        if self._others is not None:
-            self._others.forget(seat)
+        self._everyone.forget(seat)
 
     def _say_goodbye(self, seat: int) -> None:
         """Tell how an instance that was given up has ended."""
-        for note in self._failures():
+        for note in self._everyone.failures():
             if note.instance == seat and seat not in self._left:
                 say(note.message)
         self._given_up.discard(seat)
@@ -291,9 +249,7 @@ class Crew:
 
     def _welcome_hosts(self) -> None:
         """Take in hosts that have come since: those that the run began with, and others, as far as there is room."""
-        if self._others is None:
-            return
-        for number, up in list(self._others.ups.items()):
+        for number, up in self._everyone.ups().items():
             if self._roster.knows(number) or self._is_there_twice(number, up):
                 continue
             self._roster.welcome(number, up.host, up.seats)
@@ -303,24 +259,18 @@ class Crew:
             if count > 0:
                 say(f"{up.host} has come, with {count} instance{'' if count == 1 else 's'}")
             else:
-                self._refuse(number, self._full())
+                self._everyone.refuse(number, self._full())
             for _ in range(count):
                 self._begin(number)
 
     def _is_there_twice(self, number: int, up: Up) -> bool:
         """Return whether another host of this name takes part; once it is clear that it is not about to be found lost,
         the new one is turned away."""
-        assert self._others is not None
         twice = up.host == self._roster.home
-        twice |= any(other < number and one.host == up.host for other, one in self._others.ups.items())
+        twice |= any(other < number and one.host == up.host for other, one in self._everyone.ups().items())
         if twice and up.pulse * PULSE_S > 3 * SILENT_S:
-            self._refuse(number, f"{up.host} takes part already: call this host by another name")
+            self._everyone.refuse(number, f"{up.host} takes part already: call this host by another name")
         return twice
-
-    def _refuse(self, number: int, why: str) -> None:
-        assert self._others is not None
-        self._others.down.refused[str(number)] = why
-        self._others.ignore(number)
 
     def _full(self) -> str:
         return f"the run has {self._num_there()} instances, and takes {self._limits.most} at most"
@@ -338,16 +288,14 @@ class Crew:
                 self._requests.refuse(request, self._needed(request.host))
             else:
                 self._requests.await_(request, gone=self._let_go(seats, request.host, whole=request.count < 0))
-        for number in list(self._others.ups) if self._others is not None else ():
-            assert self._others is not None
-            for count in self._others.ups[number].leaves[self._roster.num_heeded(number) :]:
+        for number, up in self._everyone.ups().items():
+            for count in up.leaves[self._roster.num_heeded(number) :]:
                 self._roster.heed(number)
-                host = self._others.ups[number].host
-                seats = self._seats_to_take(host, count)
+                seats = self._seats_to_take(up.host, count)
                 if seats is None:
-                    warn(f"{host} asked to leave, but {self._needed(host)}")
+                    warn(f"{up.host} asked to leave, but {self._needed(up.host)}")
                 else:
-                    self._let_go(seats, host, whole=count < 0)
+                    self._let_go(seats, up.host, whole=count < 0)
 
     def _needed(self, host: str) -> str:
         """Return why instances cannot be taken away."""
@@ -393,25 +341,25 @@ class Crew:
         view = coordinator.view
         if view.number > self._told_of_view:
             self._told_of_view, self._since = view.number, time.monotonic()
-            self._put("view", self._view_facts())
-        for seat, facts in self._all("report").items():
+            self._everyone.put("view", self._view_facts())
+        for seat, facts in self._everyone.notes("report").items():
             with suppress(KeyError, TypeError, ValueError):
                 coordinator.hear(report_from(seat, facts))
         self._end_if_short(stopping=stopping)
         beginning = coordinator.beginning
         if beginning is not None and beginning is not before and not coordinator.is_hopeless:
             self._training = view.seats
-            self._put(f"begin-{view.number}", asdict(beginning))
+            self._everyone.put(f"begin-{view.number}", asdict(beginning))
             count = len(view.seats)
             who = "1 instance trains" if count == 1 else f"{count} instances train"
             hosts = {self._roster.host_of(seat) for seat in view.seats}
-            where = f" on {len(hosts)} hosts" if self._others is not None and len(hosts) > 1 else ""
+            where = f" on {len(hosts)} hosts" if len(hosts) > 1 else ""
             say(f"{who}{where} from update {beginning.update} on")
             self._requests.answer(view.seats, f"{who}{where} from update {beginning.update} on")
 
     def _take_in(self) -> None:
         """Let those in that have come, as many as can train; where too few are there, before the view begins."""
-        come = sorted(self._coming & self._all("come").keys())
+        come = sorted(self._coming & self._everyone.notes("come").keys())
         waits = self._coordinator.is_short and self._coordinator.view.number > 0
         if not come or not (waits or self.is_settled):
             return

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -117,9 +117,8 @@ class CrewMember:
             waited = time.monotonic() - began
             if not self.joins:
                 if waited > _PATIENCE_S and not asked:
-                    asked, silent = True, self._heartbeat.silent_seats()
-                    if silent:
-                        self._board.put(f"silent-{member.seat}", {"view": newest.number, "seats": silent})
+                    asked = True
+                    self._tell_who_is_silent(newest)
                 elif waited > self._timeout_s:
                     raise InstanceLost(None, f"no other group in {self._timeout_s:g} s")
             time.sleep(_POLL_S)
@@ -136,16 +135,16 @@ class CrewMember:
         beginning = Beginning(**facts)
         hellos = {seat: self._hello(seat) for seat in view.seats}
         index, count = view.seats.index(member.seat), len(view.seats)
+        self._heartbeat.follow(hellos)
         hosts = Counter(str(hellos[seat]["host"]) for seat in view.seats)
         sizes, store = tuple(hosts.values()), dist.PrefixStore(f"view-{view.number}", self._store)
         try:
-            instances = Instances.join(store, index, count, self._timeout_s, sizes, is_over=lambda: self._is_over(view))
+            instances = Instances.join(store, index, count, self._timeout_s, sizes, is_over=self._watch_over(view))
         except InstanceLost:
             return None
         instances.membership = self
         if len(sizes) > 1:
             give_up_after(self._timeout_s)
-        self._heartbeat.follow(hellos)
         self._take_cores(index, [hellos[seat] for seat in view.seats])
         member.begin(view, beginning)
         self._beginning = beginning
@@ -170,6 +169,24 @@ class CrewMember:
     def _check_run(self) -> None:
         if self._board.get("over") is not None or launcher_is_gone(os.environ):
             raise InstanceLost(None, "the run has ended or restarts")
+
+    def _tell_who_is_silent(self, view: View) -> None:
+        if silent := self._heartbeat.silent_seats():
+            self._board.put(f"silent-{self._member.seat}", {"view": view.number, "seats": silent})
+
+    def _watch_over(self, view: View) -> Callable[[], bool]:
+        """Return a function that says whether a view that is being entered will not come about; where that takes
+        long, it also tells who is silent."""
+        began, asked = time.monotonic(), False
+
+        def is_over() -> bool:
+            nonlocal asked
+            if not asked and time.monotonic() - began > _PATIENCE_S:
+                asked = True
+                self._tell_who_is_silent(view)
+            return self._is_over(view)
+
+        return is_over
 
     def _is_over(self, view: View) -> bool:
         return self._board.get("over") is not None or self._newest().number > view.number

@@ -159,14 +159,13 @@ class Member:
     def report(self, newest: View) -> Report:
         return Report(self.seat, newest.number, self.update, self.whole, self.recorded_by)
 
-    def begin(self, newest: View, beginning: Beginning) -> bool:
-        """Enter a view; return whether the state has to be taken from the source."""
+    def begin(self, newest: View, beginning: Beginning) -> None:
+        """Enter a view, where the state may have to be taken from the source."""
         assert beginning.view == newest.number
         assert self.seat in newest.seats
         self.view = newest
         if beginning.again:
             self.recorded_by = None
-        return self.update != beginning.update
 
     def has_state(self, beginning: Beginning) -> None:
         """Note that the state of the beginning has arrived."""
