@@ -217,6 +217,8 @@ class Crew(RuleBasedStateMachine):
         else:  # it has gone on since
             one.followed = not one.beginning.again
         one.member.has_state(one.beginning)
+        does_it = one.member.recorded_by is None
+        assert does_it == one.beginning.again, "some of a group do what follows an update, and others do not"
         one.phase = "trains"
 
     def group(self, one: Instance) -> list[Instance]:
@@ -476,3 +478,9 @@ TestCrew.settings = settings(max_examples=60, stateful_step_count=40, deadline=N
 def test_instances_of_a_host_are_neighbours_and_the_first_host_leads():
     hosts = {2: "b", 3: "b", 5: "a", 6: "c", 7: "b", 9: "a"}
     assert in_order(hosts, "a") == (5, 9, 2, 3, 7, 6)
+
+
+def test_one_that_was_put_back_before_what_follows_an_update_says_so_even_if_the_group_does_not_come_about():
+    member = Member(1, View(0, (0, 1, 2)), 5, recorded_by=0)
+    member.begin(View(1, (0, 1, 2)), Beginning(1, 5, source=0, again=True))
+    assert member.report(View(2, (0, 1))).recorded_by is None
