@@ -169,7 +169,7 @@ class Member:
 
     def has_state(self, beginning: Beginning) -> None:
         """Note that the state of the beginning has arrived."""
-        self.update, self.whole = beginning.update, True
+        self.update = beginning.update
         self.recorded_by = None if beginning.again else self.view.lead
 
 
