@@ -197,7 +197,7 @@ class _Host:
 
     def visit(self, store: dist.Store, count: int) -> None:
         """Take part with `count` instances at most, until the run ends or this host has left it."""
-        self._store, self.is_visitor = store, True
+        self._store, self.is_visitor, asked = store, True, False
         try:
             attempt = attempt_under_way(store)
             if attempt is None:
@@ -205,8 +205,8 @@ class _Host:
             while attempt is not None:
                 self._crew = relay = self._new_relay(attempt, {}, count)
                 while not relay.has_ended():
-                    if self.stopped_by:
-                        self.stopped_by = ""
+                    if self.stopped_by and not asked:
+                        asked = True
                         relay.ask_to_leave(-1)
                     if relay.look(0, 0) is None:
                         break
@@ -217,7 +217,8 @@ class _Host:
                 attempt = relay.next_attempt
             self._tell_end_of_visit(relay)
         except HostLost:
-            raise TrainingFailed(f"the connection to {self._meeting} was lost") from None
+            kind = Interrupted if self._plan.started_again else TrainingFailed
+            raise kind(f"the connection to {self._meeting} was lost") from None
         finally:
             self._stop()
 
@@ -227,6 +228,8 @@ class _Host:
             raise UserError(relay.refusal)
         if cause := find_cause(final, {}, self._name):
             raise _as_error(cause)
+        if self.stopped_by and self._plan.started_again:
+            raise Interrupted(f"stopped by {self.stopped_by}; {relay.refusal}")
         say(relay.refusal or "the training has ended")
 
     def _stop(self) -> None:

@@ -11,6 +11,7 @@ first host, `relay.py` carries it out on the others.
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -111,8 +112,8 @@ class OtherHosts:
             if text == self._texts.get(number):
                 continue
             self._texts[number], self._since[number] = text, time.monotonic()
-            up = Up(**json.loads(text))
-            if up.attempt < self._attempt:
+            up = _up_from(text)
+            if up is None or up.attempt < self._attempt:
                 continue
             if number not in self.ups or _without_pulse(up) != _without_pulse(self.ups[number]):
                 self._last_news = time.monotonic()
@@ -167,6 +168,13 @@ class OtherHosts:
     def start(self, number: int, seat: int, place: int) -> None:
         """Have an arrival start an instance."""
         self.down.start.setdefault(str(number), {})[str(seat)] = place
+
+
+def _up_from(text: bytes) -> Up | None:
+    """Return what a host says; None where it has another version of Podium, and says it in another way."""
+    with suppress(TypeError, ValueError):
+        return Up(**json.loads(text))
+    return None
 
 
 def _without_pulse(up: Up) -> Mapping[str, Any]:
