@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -79,14 +80,28 @@ def longest_pause(metrics: Path, first: int, last: int) -> float:
     return max(after - before for before, after in pairwise(times))
 
 
-def measure(folder: Path, kills: int) -> tuple[list[float], list[float], list[float], int]:
-    """Seconds from SIGKILL to the next update, until the lost one is replaced, of the pause for that; updates lost."""
-    metrics, errors = folder / "run" / "metrics.jsonl", folder / "stderr"
-    command = [*PODIUM, "train", *RECIPE, "--instances", "2", "--out", "run"]
-    back, replaced, pauses = list[float](), list[float](), list[float]()
+@contextmanager
+def trained(folder: Path, num_instances: str) -> Iterator[subprocess.Popen]:
+    """The run, as long as entered; what it has said is shown where something does not come to pass."""
+    command, errors = [*PODIUM, "train", *RECIPE, "--instances", num_instances, "--out", "run"], folder / "stderr"
     with errors.open("wb") as stderr:
         process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
+        yield process
+    except SystemExit:
+        print(errors.read_text())
+        raise
+    finally:
+        for child in [*instances(process).values(), psutil.Process(process.pid)]:
+            child.kill()
+        process.wait()
+
+
+def measure(folder: Path, kills: int) -> tuple[list[float], list[float], list[float], int]:
+    """Seconds from SIGKILL to the next update, until the lost one is replaced, of the pause for that; updates lost."""
+    metrics, errors = folder / "run" / "metrics.jsonl", folder / "stderr"
+    back, replaced, pauses = list[float](), list[float](), list[float]()
+    with trained(folder, "2") as process:
         until(lambda: metrics.exists() and last_update(metrics) > 20)
         for kill in range(kills):
             time.sleep(1)
@@ -103,13 +118,6 @@ def measure(folder: Path, kills: int) -> tuple[list[float], list[float], list[fl
             until(partial(is_after, metrics, joined + 5))
             if kill % 2:  # else another process writes the times, from a clock of its own
                 pauses.append(longest_pause(metrics, joined - 2, joined + 2))
-    except SystemExit:
-        print(errors.read_text())
-        raise
-    finally:
-        for child in [*instances(process).values(), psutil.Process(process.pid)]:
-            child.kill()
-        process.wait()
     assert "restarting" not in errors.read_text(), errors.read_text()
     return back, replaced, pauses, updates_lost(metrics)
 
@@ -132,12 +140,9 @@ def asked(folder: Path, *words: str) -> int:
 def measure_joins(folder: Path, joins: int) -> tuple[list[float], list[float], int]:
     """Seconds of the pause when an instance comes, and when one leaves; updates lost. The first one stays: the times
     are those of its clock."""
-    metrics, errors = folder / "run" / "metrics.jsonl", folder / "stderr"
-    command = [*PODIUM, "train", *RECIPE, "--instances", "1..2", "--out", "run"]
+    metrics = folder / "run" / "metrics.jsonl"
     pauses: dict[str, list[float]] = {"join": [], "leave": []}
-    with errors.open("wb") as stderr:
-        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr)
-    try:
+    with trained(folder, "1..2") as process:
         until(lambda: (folder / "run" / "launch.json").exists() and last_update(metrics) > 20)
         if len(instances(process)) == 2:
             asked(folder, "leave", "run")
@@ -146,13 +151,6 @@ def measure_joins(folder: Path, joins: int) -> tuple[list[float], list[float], i
             began = asked(folder, what, "run")
             until(partial(is_after, metrics, began + 5))
             pauses[what].append(longest_pause(metrics, began - 2, began + 2))
-    except SystemExit:
-        print(errors.read_text())
-        raise
-    finally:
-        for child in [*instances(process).values(), psutil.Process(process.pid)]:
-            child.kill()
-        process.wait()
     return pauses["join"], pauses["leave"], updates_lost(metrics)
 
 
