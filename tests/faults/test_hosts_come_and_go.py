@@ -76,6 +76,10 @@ def test_another_host_comes_to_a_training_and_leaves_it(hosts, tmp_path, outcome
     first.until(lambda: (run / "launch.json").exists(), "the first update")
     first.until_records(run, 3)
     began = len(first.instances)
+    stranger = on_host(names[1], tmp_path, "join", "run", "--host", HOSTS[1], env={"PODIUM_SECRET": "x" * 32})
+    code, errors = ended(stranger)
+    assert code == 2, errors
+    assert "has another secret than this host" in errors
     second = on_host(names[1], tmp_path, "join", "run", "--host", HOSTS[1], "--instances", 1)
     sentence = f"{began + 1} instances train on 2 hosts from update"
     first.until(lambda: sentence in first.stderr, "the other host")
