@@ -278,6 +278,7 @@ class Crew(RuleBasedStateMachine):
         waits = self.coordinator.is_short and self.coordinator.view.number > 0
         if new and known and (settled or waits):
             self.coordinator.add({seat: self.all[seat].host for seat in new})
+            assert set(self.coordinator.view.seats) == {*known, *new}, "one that trains is left out"
             self.publish()
 
     @rule(data=st.data())
