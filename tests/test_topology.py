@@ -247,7 +247,7 @@ def test_topology_and_auto_take_no_count_that_training_would_refuse(monkeypatch)
     spans = ["cnn/cifar_resnet8", "batch.replicas=8", "workload.model.norm.span=4", "engine.threads=1"]
     refused = podium_here("topology", *spans, "--instances", 3)
     assert_user_error(refused, "norm.span = 4 cannot lie in 3 instances of 8 replicas")
-    monkeypatch.setattr("podium.commands.train.usable_cores", lambda: (0, 1, 2))
+    monkeypatch.setattr("podium.commands.placing.usable_cores", lambda: (0, 1, 2))
     assert "1 host · 2 instances · 8 replicas" in podium_here("topology", *spans, "--instances", "auto").stdout
     other = ["mnist", "batch.replicas=8", "engine.threads=1"]
     assert "3 instances" in podium_here("topology", *other, "--instances", "auto").stdout

@@ -159,6 +159,8 @@ def _train(run: Run, training: Training, clock: Clock, stop: StopRequest, groups
     stop.find_end(training.task.lengths, 0 if groups else training.state.progress.update)
     groups = groups or Regrouping(training, clock)
     with ExitStack() as kept:
+        if groups.has_taken_over:
+            kept.enter_context(run.locked())
         while True:
             lead, workload = training.placement.is_lead, training.task.workload
             observers = Observers(training.recipe.log, run, console.warn, workload, lead)

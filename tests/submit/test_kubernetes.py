@@ -74,7 +74,7 @@ def test_a_job_of_two_pods_that_is_evicted_and_loses_a_node_ends_at_the_weights_
     until(lambda: job.state != "running" and not job.active, "the end of the job")
     assert job.state == "done", logs_of(kube)
     assert run.summary()["weights_sha256"] == weights_alone(RECIPE)
-    assert run.summary()["topology"] | {"hosts": 2, "instances": 2} == run.summary()["topology"]
+    assert 2 in {int(record["topology/hosts"]) for record in run.records()}  # at the end the other pod may be missing
     assert "resuming" in followed.stdout
     shown = podium_here("status", "try")
     assert "done" in shown.stdout

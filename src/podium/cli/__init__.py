@@ -36,7 +36,7 @@ app = typer.Typer(
 )
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Train": (training.train, training.resume, training.extend, training.topology),
+    "Train": (*(training.train, training.resume, training.extend, training.join, training.leave, training.topology),),
     "Measure and predict": (measuring.tune, measuring.plan, measuring.profile, measuring.check, measuring.certify),
     "Use what was trained": (results.validate, results.predict, results.export, results.average, results.verify),
     "Compare runs": (comparing.runs, comparing.compare, comparing.report, comparing.board),

@@ -15,7 +15,11 @@ Overrides = Annotated[
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 NumInstances = Annotated[
     str | None,
-    typer.Option(help="Number of processes, or `auto`: as many as keep the cores busy.", show_default="the minimum"),
+    typer.Option(
+        help="Number of processes; `auto`: as many as keep the cores busy; 2..8: of these as many, and they may come "
+        "and go.",
+        show_default="the minimum",
+    ),
 ]
 Hosts = Annotated[
     str | None, typer.Option(help="Hosts that share the instances, as in a,b or a:3,b:5; they meet at the first.")

@@ -118,6 +118,41 @@ def extend(
         extend(run, overrides or [], out, instances, stop, only_exact=only_exact)
 
 
+def join(
+    run: RunFolder,
+    instances: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many to add.", show_default="1 here; elsewhere as many as there are cores for"),
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(help="Where the hosts of the run meet, as in 10.0.0.1:29400.", show_default="RUN says")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="What to call this machine in the run.", show_default="its name")
+    ] = None,
+    secret_file: SecretFile = None,
+    trust: Trust = False,
+    code: Code = None,
+) -> None:
+    """Add instances to a training that is under way: here, or this machine's cores to one on other machines."""
+    from podium.commands import joining
+
+    joining.join(run, instances, at, host, secret_file)
+
+
+def leave(
+    run: RunFolder,
+    host: Annotated[
+        str | None, typer.Option(help="The host that leaves, with all of its instances.", show_default="this one")
+    ] = None,
+    instances: Annotated[int | None, typer.Option(min=1, help="How many leave.", show_default=False)] = None,
+) -> None:
+    """Take instances or a host away from a training that goes on without them."""
+    from podium.commands import joining
+
+    joining.leave(run, instances, host)
+
+
 def topology(
     recipe: RecipeName, overrides: Overrides = None, instances: NumInstances = None, hosts: Hosts = None
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from podium.check.trials import Trial, Trials, first_differing_update
-from podium.commands.train import build_recipe_topology
+from podium.commands.placing import place_instances
 from podium.errors import TrainingFailed, UserError
 from podium.pretend.pod import Pod, build_pod, rates
 from podium.pretend.small import NUM_UPDATES, VALIDATED_AFTER, small_recipe, with_stand_in
@@ -35,7 +35,7 @@ def pretend(
     recipe = load_recipe(name, overrides)
     if out is not None:
         check_free(out)
-    topology = build_recipe_topology(recipe, num_instances or str(_most_instances(recipe)), _named(hosts))
+    topology = place_instances(recipe, num_instances or str(_most_instances(recipe)), _named(hosts))
     real, replaced = with_stand_in(recipe)
     _check_starting_weights(recipe)
     with _folder(out) as folder:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -13,11 +13,12 @@ import torch
 
 from podium import __version__
 from podium.checkpoints.reading import go_back
+from podium.commands.placing import is_range, limits_of, place_instances
 from podium.distributed.instances import Instances
 from podium.distributed.lost import InstanceLost
 from podium.errors import Interrupted, UserError
 from podium.launch.environment import Place, find_host_index, find_place
-from podium.launch.plan import plan_launch, ssh_commands
+from podium.launch.plan import Limits, plan_launch, ssh_commands
 from podium.launch.secret import take_secret
 from podium.machine.device import device_identity, device_name, num_devices, resolve_device, use_device
 from podium.machine.memory import divide_memory
@@ -29,10 +30,6 @@ from podium.runs.folder import Run, check_free, next_free_folder, open_run
 from podium.runs.recipe_changes import ALSO, CARRIED_BY, may_change
 from podium.topology import (
     Topology,
-    auto_instances,
-    build_topology,
-    parse_hosts,
-    possible_instances,
     resolve_threads,
     usable_cores,
 )
@@ -84,8 +81,8 @@ def train(
         chosen, num_instances = tuned(name, overrides, recipe, num_instances)
         if chosen != overrides:
             overrides, recipe = chosen, load_recipe(name, chosen)
-    topology = build_recipe_topology(recipe, num_instances, hosts)
-    if topology.num_instances == 1 and hosts is None:
+    topology = place_instances(recipe, num_instances, hosts)
+    if topology.num_instances == 1 and hosts is None and not is_range(num_instances):
         if exists:
             _tell_end(resume_training(Run(folder), recipe, topology, stop=stop, again=True))
         else:
@@ -93,7 +90,8 @@ def train(
         return
     with _launching(Run(folder), stop):
         words = ["train", name, *overrides, "--out", str(folder), *stop.flags(), *(["--continue"] if goes_on else [])]
-        if launch_instances(recipe, topology, words, hosts, join, secret, started_again=goes_on):
+        goal = Goal(folder, limits_of(recipe, num_instances), is_open=hosts is not None and is_range(num_instances))
+        if launch_instances(recipe, topology, words, hosts, join, secret, goal, started_again=goes_on):
             _tell_end(Run(folder))
 
 
@@ -132,14 +130,16 @@ def resume(
         run_as_instance(place, stop, load, secret)
     run, recipe = _run_to_continue(path, overrides)
     _go_back(run, update)
-    topology = build_recipe_topology(recipe, num_instances, hosts)
-    if topology.num_instances == 1 and hosts is None:
+    topology = place_instances(recipe, num_instances, hosts)
+    if topology.num_instances == 1 and hosts is None and not is_range(num_instances):
         tell_end(resume_training(run, recipe, topology, stop=stop, accept_changes=accept_changes))
         return
     with _launching(run, stop):
         accepted = ["--accept-changes"] if accept_changes else []
         words = ["resume", str(path), *overrides, *own_code.CHOICE.flags(), *accepted, *stop.flags()]
-        if launch_instances(recipe, topology, words, hosts, join, secret):
+        limits, is_open = limits_of(recipe, num_instances), hosts is not None and is_range(num_instances)
+        goal = Goal(run.path, limits, is_open=is_open, overrides=tuple(overrides))
+        if launch_instances(recipe, topology, words, hosts, join, secret, goal):
             tell_end(Run(path))
 
 
@@ -171,7 +171,7 @@ def topology(name: str, overrides: list[str], num_instances: str | None, hosts: 
     """Draw which host and instance carries which replicas and stages."""
     recipe = load_recipe(name, overrides)
     found, device, per_device = (
-        build_recipe_topology(recipe, num_instances, hosts),
+        place_instances(recipe, num_instances, hosts),
         recipe.engine.device,
         recipe.launch.instances_per_device,
     )
@@ -182,28 +182,16 @@ def topology(name: str, overrides: list[str], num_instances: str | None, hosts: 
     show_table(found.table())
 
 
-def build_recipe_topology(recipe: Recipe, num_instances: str | None, hosts: str | None) -> Topology:
-    """Return a topology with as many instances as asked for, or the minimum that stages and hosts allow."""
-    if num_instances not in (None, "auto") and not (num_instances.isdecimal() and int(num_instances) > 0):
-        raise UserError(f"--instances {num_instances}: expected a number or auto")
-    asked = None if num_instances in (None, "auto") else int(num_instances)
-    names, sizes = parse_hosts(hosts, asked) if hosts else (("this host",), ())
-    num_replicas, num_stages = recipe.batch.num_replicas, recipe.parallel.num_stages
-    if sizes:
-        if num_instances == "auto":
-            raise UserError(f"--instances auto does not go with --hosts {hosts}, which gives numbers of instances")
-        count = sum(sizes)
-    elif asked is not None:
-        count = asked
-    elif num_instances is None:
-        count = next(iter(possible_instances(num_replicas, num_stages, len(names), recipe.blocks)), num_stages)
-    else:
-        cores = len(usable_cores())
-        threads = resolve_threads(recipe.engine.threads, cores, num_replicas * num_stages)
-        if devices := num_devices(recipe.engine.device):
-            cores, threads = devices * recipe.launch.instances_per_device, 1
-        count = auto_instances(num_replicas, cores * len(names), threads, num_stages, len(names), recipe.blocks)
-    return build_topology(num_replicas, count, names, num_stages, recipe.parallel.stage_layers, sizes, recipe.blocks)
+@dataclass(frozen=True)
+class Goal:
+    """The training that instances are started for, and how they may come and go."""
+
+    run: Path
+    limits: Limits
+    #: whether other hosts may come though one is named
+    is_open: bool = False
+    #: keys of the run's recipe that this launch changes
+    overrides: tuple[str, ...] = ()
 
 
 def launch_instances(
@@ -213,10 +201,12 @@ def launch_instances(
     hosts: str | None,
     join: bool,
     secret: bytes | None,
+    goal: Goal | None = None,
     *,
     started_again: bool = False,
 ) -> bool:
-    """Run the instances of a command to the end, on all hosts; return whether this is the first host."""
+    """Run the instances of a command to the end, on all hosts; return whether this is the first host. `goal`: the
+    training that they make, if it is one."""
     from podium.launch import agent
     from podium.launch.addresses import local_names
 
@@ -225,6 +215,8 @@ def launch_instances(
     command = (sys.executable, "-m", "podium", *arguments)
     index = find_host_index(os.environ) if join else None
     plan = plan_launch(topology, local_names(), recipe.launch.port, command, index, started_again=started_again)
+    if goal is not None:
+        plan = replace(plan, limits=goal.limits, is_open=goal.is_open, overrides=goal.overrides)
     _check_enough_devices(recipe, len(plan.instances))
     if len(plan.instances) * threads > cores:
         warn(
@@ -235,7 +227,7 @@ def launch_instances(
     if hosts and not join:
         whole = (*command, "--hosts", hosts, "--instances", str(topology.num_instances))
         others = ssh_commands(plan, recipe.launch.ssh, str(Path.cwd()), whole)
-    agent.launch(plan, recipe.launch, others, secret)
+    agent.launch(plan, recipe.launch, others, secret, goal.run if goal is not None else None)
     return plan.host_index == 0
 
 

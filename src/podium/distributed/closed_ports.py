@@ -22,16 +22,35 @@ class Intruder(RuntimeError):
     """A connection of this process leads to a process of another user."""
 
 
+class Connections:
+    """The sockets that were opened for a group."""
+
+    def __init__(self) -> None:
+        self.inodes: frozenset[str] = frozenset()
+
+    def shut(self) -> None:
+        """Break them off: whoever waits for a message, at either end, hears of it at once. Gloo has no call for this,
+        and would have every instance wait for its timeout."""
+        found = _own_sockets()
+        for fd in [found[inode] for inode in self.inodes & found.keys()]:
+            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
+                # One that listens stays: gloo ends the process where it cannot accept.
+                if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    copy.shutdown(socket.SHUT_RDWR)
+
+
 @contextmanager
-def only_own_connections() -> Iterator[None]:
-    """Connect within; then close the ports that were opened, and check who is at the other end of the connections.
+def only_own_connections() -> Iterator[Connections]:
+    """Connect within; then close the ports that were opened, and check who is at the other end of the connections,
+    which are then known.
 
     Collective, as the caller must know that all have connected before the ports close: groups of gloo connect
     everyone to everyone before they are returned.
     """
-    before = set(_own_sockets())
-    yield
+    before, connections = set(_own_sockets()), Connections()
+    yield connections
     opened = {inode: fd for inode, fd in _own_sockets().items() if inode not in before}
+    connections.inodes = frozenset(opened)
     for fd in opened.values():
         _close_if_listening(fd)
     _check_users(set(opened), os.getuid())

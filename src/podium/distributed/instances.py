@@ -20,10 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from podium.distributed import device_messages
-from podium.distributed.closed_ports import only_own_connections
+from podium.distributed.closed_ports import Connections, only_own_connections
 from podium.distributed.lost import InstanceLost, naming_lost_instance
 from podium.distributed.regrouping import Membership
 from podium.distributed.shared_memory import SharedMemory
+from podium.distributed.watched_store import WatchedStore
 
 #: large buffers are sent in pieces of this many bytes, so that one is added while the next is in transit
 PIECE_BYTES = 4 << 20
@@ -81,6 +82,8 @@ class Instances:
         self.members = tuple(members or range(count))
         self._connect = connect
         self._group: dist.ProcessGroup | None = None
+        self._connections = Connections()
+        self._received_ledgers: list[Tensor] = []
         self._shared, self._num_exchanges = shared_memory, 0
         self._received: dict[tuple[torch.dtype, int], Tensor] = {}
 
@@ -98,7 +101,7 @@ class Instances:
         timeout_s: float,
         host_sizes: Sequence[int] | None = None,
         device: torch.device | None = None,
-        is_over: Callable[[], bool] = lambda: False,
+        is_over: Callable[[], bool] | None = None,
     ) -> Self:
         """Join the other instances through `store`. A message that takes longer than `timeout_s` raises InstanceLost.
 
@@ -111,18 +114,22 @@ class Instances:
         backend = device_messages.backend_for(device or torch.device("cpu"))
 
         def connect() -> dist.ProcessGroup:
-            dist.init_process_group(backend, store=store, rank=index, world_size=count, timeout=timeout)
+            meeting = store if is_over is None else WatchedStore(store, is_over, timeout_s, _LOOK_S)
+            dist.init_process_group(backend, store=meeting, rank=index, world_size=count, timeout=timeout)
             assert dist.group.WORLD is not None
             return dist.group.WORLD
 
         shared_memory = None
         if host_sizes is not None and len(host_sizes) == 1:
             with naming_lost_instance(None):
-                gather = _gather_through(store, index, count, timeout_s, is_over)
+                gather = _gather_through(store, index, count, timeout_s, is_over or (lambda: False))
                 sizes = [[*[(EXCHANGE_BYTES, torch.uint8)] * 2, (LEDGER_NUMBERS, torch.float64)]] * count
                 shared_memory = SharedMemory.open(gather, index, range(count), range(count), timeout_s, sizes)
         instances = cls(index, count, connect, timeout_s, host_sizes, shared_memory=shared_memory, device=device)
         if shared_memory is None:
+            if is_over is not None:  # none connects before all are there: that cannot be interrupted
+                with naming_lost_instance(None):
+                    _gather_through(dist.PrefixStore("there", store), index, count, timeout_s, is_over)(torch.zeros(1))
             instances.group()
         return instances
 
@@ -140,7 +147,7 @@ class Instances:
         """
         if self._group is None:
             assert self._connect is not None, "alone, or closed"
-            with naming_lost_instance(None), only_own_connections():
+            with naming_lost_instance(None), only_own_connections() as self._connections:
                 self._group = self._connect()
                 device_messages.open_for(self._group, self.device)
         return self._group
@@ -240,9 +247,34 @@ class Instances:
 
     @property
     def ledgers(self) -> list[Tensor]:
-        """LEDGER_NUMBERS of each instance that all can read, even those of one that has ended; none where instances
-        share no memory. What was written before a barrier can be read after it."""
-        return [] if self._shared is None else [flats[2] for flats in self._shared.flats]
+        """LEDGER_NUMBERS of each instance that all can read, even those of one that has ended. What was written before
+        a barrier can be read after it. Where instances share no memory, these are copies (`engine/ledgers.py`); there
+        are none where they cannot go on without one another."""
+        if self._shared is not None:
+            return [flats[2] for flats in self._shared.flats]
+        if self.membership is not None and self.count > 1 and not self._received_ledgers:
+            self._received_ledgers = [torch.zeros(LEDGER_NUMBERS, dtype=torch.float64) for _ in range(self.count)]
+        return self._received_ledgers
+
+    def begin_gather(self, values: Tensor) -> Callable[[], Tensor] | None:
+        """Begin what `gather` does where instances share no memory, by messages; return what waits for the result."""
+        if self._shared is not None or self.count == 1:
+            return None
+        gathered, group = values.new_empty((self.count, *values.shape)), self.group()
+        with naming_lost_instance(None):
+            work = dist.all_gather_single(gathered.view(-1), values.view(-1), group=group, async_op=True)
+
+        def wait() -> Tensor:
+            with naming_lost_instance(None):
+                work.wait()
+            return gathered
+
+        return wait
+
+    @property
+    def share_memory(self) -> bool:
+        """Whether all of them are on one host, and read one another's memory."""
+        return self._shared is not None
 
     @property
     def uses_messages(self) -> bool:
@@ -253,6 +285,10 @@ class Instances:
         """Take no further part: whoever waits for this instance, or does so later, raises InstanceLost."""
         if self._shared is not None:
             self._shared.leave()
+        if self._group is not None and self.membership is not None:
+            self._connections.shut()
+            self._connect = self._group = None
+            dist.destroy_process_group()
 
     def close(self) -> None:
         """Leave the groups; no communication is possible afterwards."""

@@ -55,6 +55,16 @@ class PendingLosses:
         #: whether others can read all that was published
         self.is_readable = True
 
+    @property
+    def num(self) -> int:
+        """How many values are pending."""
+        return len(self._labels)
+
+    @property
+    def num_published(self) -> int:
+        """How many of them others can read."""
+        return self._num_published
+
     def publish(self, ledger: Tensor, update: int) -> None:
         """Write what is new to where other instances can read it even if this one ends: the `update` that all begins
         with, then pairs of sum and count."""

@@ -26,6 +26,7 @@ from podium.distributed.reduction.exact import ExactReduction
 from podium.distributed.reduction.tree import LocalReduction, Reduction, TreeSum
 from podium.distributed.sharding.fully_sharded import ShardedModel, ShardedReduction
 from podium.distributed.sharding.optimiser_state import Shares
+from podium.engine.ledgers import SentLedgers
 from podium.engine.losses import PendingLosses, Sums
 from podium.engine.replicas import LocalReplicas
 from podium.optim.optimisers import Optimiser, build_optimiser
@@ -73,6 +74,8 @@ class Parallelism:
         self._side_by_side: SideBySide | None = None
         self._num_replicas = 1
         self._ledgers = self.instances.ledgers
+        #: where instances share no memory, and may go on without one another
+        self._sent_ledgers: SentLedgers | None = None
         self._waited: Waited = lambda seconds: None
 
     # --- an update, in the order of the calls -----------------------------------------------------------------------
@@ -97,6 +100,9 @@ class Parallelism:
         span = largest_span(self.model)
         check_span(span, num_replicas, self.data_group.count, self._reduction_name)
         self._num_replicas, self._waited = num_replicas, waited
+        if self._ledgers and not self.instances.share_memory and self.can_regroup():
+            sizes = [len(block) for block in deal(num_replicas, self.instances.count)]
+            self._sent_ledgers = SentLedgers(self.instances, sizes)
         self._reduction = self._build_reduction(model, params, buffers)
         self._side_by_side = None
         if span > 1:
@@ -124,7 +130,10 @@ class Parallelism:
             self._side_by_side.run(lambda model, position: self._run_in_turn(replicas, stop))
         else:
             self._run_side_by_side(self._side_by_side, replicas, stop)
-        return self._reduction.finish()
+        divisor, stop = self._reduction.finish()
+        if self._sent_ledgers is not None:
+            self._sent_ledgers.receive()
+        return divisor, stop
 
     def _run_in_turn(self, replicas: LocalReplicas, stop: bool) -> None:
         """Run one replica after the other. Sums are sent to other instances while the last backward pass runs."""
@@ -173,7 +182,9 @@ class Parallelism:
 
     def _publish(self, replicas: LocalReplicas) -> None:
         """Let the others read the losses of this update before any of them can complete it."""
-        if self._ledgers:
+        if self._sent_ledgers is not None:
+            self._sent_ledgers.publish(replicas.pending, replicas.update)
+        elif self._ledgers:
             replicas.pending.publish(self._ledgers[self.instances.index], replicas.update)
 
     @property
@@ -255,7 +266,9 @@ class Replicated(Parallelism):
     def can_regroup(self) -> bool:
         instances = self.instances
         readable = instances.count == 1 or bool(self._ledgers)
-        return self._reduction_name == "exact" and readable and not instances.uses_messages
+        # Of one host, the group that carries messages is made when it is first needed, by some instances perhaps not.
+        messages = instances.uses_messages and (instances.share_memory or largest_span(self.model) > 1)
+        return self._reduction_name == "exact" and readable and not messages
 
 
 class ShardedOptimiser(Parallelism):

@@ -15,9 +15,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
+import torch.distributed as dist
+
 from podium.errors import Interrupted, PodiumError, TrainingFailed, UserError
 from podium.launch.agreement import Agreement, EndedElsewhere, HostLost
 from podium.launch.assembly import HostMissing, assemble_hosts, open_service, open_store
+from podium.launch.between_hosts import OtherHosts, attempt_under_way, is_under_way, set_under_way
+from podium.launch.board import Board
 from podium.launch.core_rotation import CoreRotation
 from podium.launch.crew import Crew
 from podium.launch.environment import JOINS, ends_with_input, launch_environment, place_environment
@@ -30,18 +34,20 @@ from podium.launch.failures import (
     read_failures,
     record_stop_request,
 )
+from podium.launch.listing import Listing
 from podium.launch.meeting import Meeting
 from podium.launch.plan import LaunchPlan
 from podium.launch.private_folder import launch_folder
 from podium.launch.processes import LocalInstances
-from podium.launch.secret import new_secret, read_secret_line, users_secret
+from podium.launch.relay import Relay
+from podium.launch.secret import meeting_purpose, new_secret, read_secret_line, users_secret
 from podium.launch.ssh import RemoteHost, end_with_input
 from podium.launch.store import is_open
 from podium.machine.cores import numa_nodes
 from podium.machine.signals import stop_signals_heard
 from podium.recipe.sections.launch import LaunchSection
 from podium.topology import usable_cores
-from podium.ui.console import warn
+from podium.ui.console import say, warn
 
 #: How often the launcher checks its instances, and they rotate cores: measured best between 0.02 and 0.3 s.
 _WATCH_S = 0.1
@@ -54,15 +60,16 @@ def launch(
     section: LaunchSection,
     others: Mapping[str, Sequence[str]] | None = None,
     secret: bytes | None = None,
+    run: Path | None = None,
 ) -> None:
     """Run this host's instances to the end; raise what the run ended with.
 
     `others`: by host, the commands that start the parts of other hosts, which end with this one. `secret`: the one that
-    the user has given.
+    the user has given. `run`: the folder of the run, by which other commands find this launch.
     """
     with launch_folder() as folder, ExitStack() as closing, _lost_hosts_come_back(plan):
         meeting = _meeting(plan, folder, secret, starts_others=bool(others))
-        host = _Host(plan, section, meeting, folder)
+        host = _Host(plan, section, meeting, folder, Listing(run, folder, meeting, plan))
         if ends_with_input(os.environ):
             end_with_input(lambda: is_open(meeting, 5), host.instances.process_ids, folder)
         if plan.keeps_store:
@@ -73,12 +80,26 @@ def launch(
         for name, command in (others or {}).items():
             remote.append(RemoteHost(name, command, meeting.secret))
             closing.callback(remote[-1].end)
-        if store is not None:
+        comes_late = store is not None and not plan.keeps_store and is_under_way(store)
+        if store is not None and not comes_late:
             assemble_hosts(plan, section, store, remote)
-        with _forwarding(host):
-            failure = host.run(Agreement(plan, store, section.timeout))
+        with _forwarding(host), host.listing:
+            if comes_late:
+                assert store is not None
+                host.visit(store, len(plan.instances))
+                return
+            failure = host.run(Agreement(plan, store, section.timeout), store)
         if failure is not None:
             raise _as_error(failure)
+
+
+def visit(plan: LaunchPlan, section: LaunchSection, meeting: Meeting, run: Path, count: int) -> None:
+    """Bring this host's cores to a run that is under way on others, until it ends or this host is asked to leave."""
+    with launch_folder() as folder:
+        host = _Host(plan, section, meeting, folder, Listing(run, folder, meeting, plan))
+        store = open_store(plan, meeting, section)
+        with _forwarding(host), host.listing:
+            host.visit(store, count)
 
 
 def _meeting(plan: LaunchPlan, folder: Path, given: bytes | None, *, starts_others: bool) -> Meeting:
@@ -91,7 +112,7 @@ def _meeting(plan: LaunchPlan, folder: Path, given: bytes | None, *, starts_othe
     elif given is not None:
         secret = given
     else:
-        secret = new_secret() if starts_others else users_secret(f"hosts {' '.join(plan.topology.hosts)} port {port}")
+        secret = new_secret() if starts_others else users_secret(meeting_purpose(plan.topology.hosts, port))
     return Meeting(address=address, port=port, secret=secret)
 
 
@@ -116,21 +137,28 @@ def _as_error(failure: Failure) -> PodiumError:
 class _Host:
     """This host's part of a run."""
 
-    def __init__(self, plan: LaunchPlan, section: LaunchSection, meeting: Meeting, folder: Path) -> None:
+    def __init__(
+        self, plan: LaunchPlan, section: LaunchSection, meeting: Meeting, folder: Path, listing: Listing
+    ) -> None:
         self._plan, self._section, self._meeting, self.folder = plan, section, meeting, folder
+        self.listing = listing
         self._name = socket.gethostname() if plan.alone else plan.host
         self._rotation = CoreRotation(numa_nodes()) if section.turns else None
         self.instances = LocalInstances()
         self._exit_codes: dict[int, int] = {}
-        self._crew: Crew | None = None
+        self._store: dist.Store | None = None
+        self._crew: Crew | Relay | None = None
         #: how many instances were lost and replaced, or had all restart
         self._num_lost = 0
         self._last_loss: Failure | None = None
         #: the name of a signal that was handed to the instances
         self.stopped_by = ""
+        #: whether a signal ends this host's part alone
+        self.is_visitor = False
 
-    def run(self, agreement: Agreement) -> Failure | None:
+    def run(self, agreement: Agreement, store: dist.Store | None) -> Failure | None:
         """Start the instances as often as need be; return what the run ended with, None for a good end."""
+        self._store = store
         try:
             attempt = 0
             while True:
@@ -167,6 +195,43 @@ class _Host:
         finally:
             self._stop()
 
+    def visit(self, store: dist.Store, count: int) -> None:
+        """Take part with `count` instances at most, until the run ends or this host has left it."""
+        self._store, self.is_visitor, asked = store, True, False
+        try:
+            attempt = attempt_under_way(store)
+            if attempt is None:
+                raise UserError("the training has not begun, or its instances cannot go on without one another")
+            while attempt is not None:
+                self._crew = relay = self._new_relay(attempt, {}, count)
+                while not relay.has_ended():
+                    if self.stopped_by and not asked:
+                        asked = True
+                        relay.ask_to_leave(-1)
+                    if relay.look(0, 0) is None:
+                        break
+                    if self._rotation:
+                        self._rotation.rotate(self.instances.process_ids())
+                    time.sleep(_HURRIED_S if relay.is_changing else _WATCH_S)
+                self._stop()
+                attempt = relay.next_attempt
+            self._tell_end_of_visit(relay)
+        except HostLost:
+            kind = Interrupted if self._plan.started_again else TrainingFailed
+            raise kind(f"the connection to {self._meeting} was lost") from None
+        finally:
+            self._stop()
+
+    def _tell_end_of_visit(self, relay: Relay) -> None:
+        final = [failure for failure in read_failures(self.folder) if failure.final]
+        if relay.refusal and not relay.was_taken_in:
+            raise UserError(relay.refusal)
+        if cause := find_cause(final, {}, self._name):
+            raise _as_error(cause)
+        if self.stopped_by and self._plan.started_again:
+            raise Interrupted(f"stopped by {self.stopped_by}; {relay.refusal}")
+        say(relay.refusal or "the training has ended")
+
     def _stop(self) -> None:
         if self._crew is not None:
             self._crew.close()
@@ -174,29 +239,53 @@ class _Host:
 
     def _start(self, attempt: int) -> None:
         plan, self._exit_codes = self._plan, {}
-        if plan.alone:
+        places = {index: place for place, index in enumerate(plan.instances)}
+        if plan.keeps_store:
+            topology = plan.topology
+            hosts = {index: topology.host_of(index) for index in range(topology.num_instances)}
             self._crew = Crew(
-                self.folder,
-                attempt,
+                Board(self.folder, attempt),
+                dict.fromkeys(hosts, self._name) if plan.alone else hosts,
                 self._name,
                 self.instances,
-                plan.topology.num_instances,
+                plan.limits,
                 self._section.timeout,
-                lambda seat, place: self._start_processes(attempt, {seat: place}, {JOINS: "yes"}),
+                lambda seat, place: self._start_another(attempt, seat, place),
+                None if self._store is None else OtherHosts(self._store, attempt),
             )
-        self._start_processes(attempt, {index: place for place, index in enumerate(plan.instances)}, {})
+        else:
+            assert self._store is not None
+            self._crew = self._new_relay(attempt, places, 0)
+        self.listing.attempt = attempt
+        self._start_processes(attempt, places, {})
+
+    def _new_relay(self, attempt: int, places: Mapping[int, int], wants: int) -> Relay:
+        assert self._store is not None
+        return Relay(
+            Board(self.folder, attempt),
+            attempt,
+            self._name,
+            self.instances,
+            self._store,
+            lambda seat, place: self._start_another(attempt, seat, place),
+            places,
+            wants,
+        )
+
+    def _start_another(self, attempt: int, seat: int, place: int) -> None:
+        self._start_processes(attempt, {seat: place}, {JOINS: "yes"})
 
     def _start_processes(self, attempt: int, places: Mapping[int, int], extra: Mapping[str, str]) -> None:
         """Start an instance at each of these places of the host, by index."""
         plan = self._plan
-        count, local_count = plan.topology.num_instances, len(plan.instances)
+        count, local_count = plan.topology.num_instances, max(len(plan.instances), *(1 + at for at in places.values()))
         common = {**os.environ, **launch_environment(str(self.folder), self._name, usable_cores()), **extra}
         environments = {
             index: {**common, **place_environment(self._meeting, index, count, place, local_count, attempt)}
             for index, place in places.items()
         }
         self.instances.start(plan.command, environments)
-        if self.stopped_by:  # while they were being started
+        if self.stopped_by and self.stopped_by in signal.Signals.__members__:  # while they were being started
             self.instances.send(signal.Signals[self.stopped_by])
 
     def _ended_well(self, agreement: Agreement, attempt: int) -> bool:
@@ -206,23 +295,43 @@ class _Host:
             self._exit_codes = {index: code for index, code in codes.items() if code}
             if agreement.is_lost(attempt) or not self._goes_on():
                 return False
-            if self._crew.has_ended() if self._crew else not any(code is None for code in codes.values()):
+            assert self._crew is not None
+            if self._crew.has_ended():
                 return True
             if self._rotation:
                 self._rotation.rotate(self.instances.process_ids())
-            time.sleep(_HURRIED_S if self._crew and self._crew.is_changing else _WATCH_S)
+            time.sleep(_HURRIED_S if self._crew.is_changing else _WATCH_S)
 
     def _goes_on(self) -> bool:
         """Return whether the run goes on as it is, or with the instances that are left."""
-        if self._crew is None or (self._exit_codes and self.stopped_by):
-            return not self._exit_codes
-        num_lost = self._crew.look(self._num_lost, self._section.restarts)
+        crew = self._crew
+        assert crew is not None
+        if self._exit_codes and self.stopped_by:
+            return False
+        num_lost = crew.look(self._num_lost, self._section.restarts, stopping=bool(self.stopped_by))
         self._num_lost += num_lost or 0
+        if isinstance(crew, Crew):
+            self._watch_over(crew)
+            if num_lost is None and crew.has_ended_elsewhere:
+                raise EndedElsewhere
         return num_lost is not None
+
+    def _watch_over(self, crew: Crew) -> None:
+        """Let others find this run once it trains; have it save and end where too few are left."""
+        if crew.is_given_up and not self.stopped_by:
+            self.stopped_by = "the launcher"
+            record_stop_request(self.folder)
+            self.instances.send(signal.SIGTERM)
+        if not self.listing.is_told and crew.is_settled:
+            self.listing.tell()
+            if self._store is not None:
+                set_under_way(self._store, self.listing.attempt)
 
     def _leave(self, agreement: Agreement) -> Failure | None:
         if self._crew is not None:
             self._crew.close()
+        if isinstance(self._crew, Crew):
+            agreement.leave_out(self._crew.gone)
         final = [failure for failure in read_failures(self.folder) if failure.final]
         agreement.end(in_order=True) if final else agreement.finish()
         return find_cause(final, {}, self._name)
@@ -236,8 +345,10 @@ class _Host:
         agreement.report_loss(number - 1)
         self._last_loss = find_cause(read_failures(self.folder), self._exit_codes, self._name)
         unknown = "an instance was lost" if self._plan.alone else "an instance of another host was lost"
-        if self._crew is not None:
-            unknown = self._crew.reason or unknown
+        unknown = (self._crew.reason if self._crew is not None else "") or unknown
+        self.listing.is_told = False
+        if isinstance(self._crew, Crew):
+            self._crew.restarts = True
         self._num_lost += 1
         warn(
             f"{self._last_loss.sentence() if self._last_loss else unknown}; restarting from the last checkpoint "
@@ -264,6 +375,8 @@ def _forwarding(host: _Host) -> Iterator[None]:
         again = interrupted and number == signal.SIGINT
         interrupted = interrupted or number == signal.SIGINT
         host.stopped_by = signal.Signals(number).name
+        if host.is_visitor and not again:
+            return  # the run goes on without this host
         record_stop_request(host.folder)
         host.instances.send(signal.SIGKILL if again else signal.Signals(number))
         if again:

@@ -2,7 +2,7 @@
 has nobody to tell."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 
@@ -74,6 +74,10 @@ class Agreement:
             raise HostLost
         if store.check(["over"]):
             raise EndedElsewhere
+
+    def leave_out(self, hosts: Iterable[str]) -> None:
+        """Wait no more for these, which the run goes on without."""
+        self._hosts = tuple(host for host in self._hosts if host not in set(hosts))
 
     def finish(self) -> None:
         """Leave after a good end; the first host stays until all have, as the others meet at it."""

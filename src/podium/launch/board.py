@@ -13,19 +13,23 @@ from podium.machine.bounded_files import FACTS_BYTES, parse_mapping, read_limite
 
 _FOLDER = "crew"
 #: longer than the launcher takes between two looks
-_QUIET_S = 5.0
+QUIET_S = 5.0
 
 
 class Board:
     """The notes of one attempt. A note has a name, and the newest one of a name counts."""
 
     def __init__(self, launch_folder: Path, attempt: int) -> None:
-        self._folder = launch_folder / f"{_FOLDER}-{attempt}"
+        self.launch_folder, self._folder = launch_folder, launch_folder / f"{_FOLDER}-{attempt}"
         self._seen: tuple[int, int] | None = None
 
     def open(self) -> None:
         """Make the folder; the launcher does so before it starts instances."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
+
+    def is_there(self) -> bool:
+        """Return whether the attempt is still under way."""
+        return self._folder.is_dir()
 
     def put(self, name: str, facts: Mapping[str, Any]) -> None:
         aside = self._folder / f".{name}-{os.getpid()}"
@@ -65,5 +69,5 @@ class Board:
     def is_quiet(self) -> bool:
         """Return whether no note was put for a while: clocks of file systems tick in hundredths of a second."""
         with suppress(OSError):
-            return time.time() - self._folder.stat().st_mtime > _QUIET_S
+            return time.time() - self._folder.stat().st_mtime > QUIET_S
         return False

@@ -1,24 +1,28 @@
-"""The launcher's side of instances that come and go: it notices who is lost, replaces them, and says who trains from
-which update on. `membership.py` has the rules, `member.py` the side of the instances.
+"""The first host's launcher, where instances come and go: it notices who is lost, replaces them, takes in those that
+come, and says who trains from which update on. `membership.py` has the rules, `member.py` the side of the instances,
+`relay.py` that of other hosts, `requests.py` what people ask for.
 
-For the instances of one host that hold the whole state each and share memory; others restart from the last checkpoint.
+For instances that hold the whole state each; others restart from the last checkpoint.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-from podium.launch.board import Board
-from podium.launch.failures import FINAL, Failure, clear_failure, find_cause, read_failures
-from podium.launch.membership import Coordinator, Report
-from podium.launch.processes import LocalInstances
-from podium.ui.console import say, warn
+import torch.distributed as dist
 
-#: starts a process: its seat, and which of the host's places for instances it takes
-Start = Callable[[int, int], None]
+from podium.launch.between_hosts import PULSE_S, SILENT_S, OtherHosts, Up
+from podium.launch.board import Board
+from podium.launch.everyone import Everyone, Start
+from podium.launch.failures import FINAL, Failure, find_cause
+from podium.launch.membership import Coordinator, Report
+from podium.launch.plan import Limits
+from podium.launch.processes import LocalInstances
+from podium.launch.requests import Requests
+from podium.launch.roster import HOME, Roster
+from podium.ui.console import say, warn
 
 
 class Crew:
@@ -26,35 +30,45 @@ class Crew:
 
     def __init__(
         self,
-        folder: Path,
-        attempt: int,
-        host: str,
+        board: Board,
+        hosts: Mapping[int, str],
+        home: str,
         instances: LocalInstances,
-        count: int,
+        limits: Limits,
         timeout_s: float,
         start: Start,
+        others: OtherHosts | None = None,
     ) -> None:
-        """Look after `count` instances that are about to be started; `start` starts another one."""
-        self._folder, self._host, self._instances, self._start = folder, host, instances, start
-        self._timeout_s = timeout_s
-        self._board = Board(folder, attempt)
-        self._board.open()
-        self._coordinator = Coordinator(range(count))
-        self._count, self._next_seat = count, count
-        self._place_of = {seat: seat for seat in range(count)}  # of the host's places for instances
+        """Look after instances that are about to be started at these seats of these hosts; `start` starts another one
+        on this host, `home`; `others`: where the run may have other hosts."""
+        self._everyone = Everyone(board, instances, start, others)
+        self._limits, self._timeout_s = limits, timeout_s
+        self._coordinator = Coordinator(hosts, home, limits.can_train)
+        self._roster = Roster(hosts, home)
+        self._num_first, self._first_hosts = len(hosts), set(hosts.values()) - {home}
+        self._requests = Requests(board)
         self._coming: set[int] = set()
         #: the seats of the newest view that has begun
-        self._training: tuple[int, ...] = tuple(range(count))
+        self._training: tuple[int, ...] = self._coordinator.view.seats
         self._given_up: set[int] = set()
+        self._left: set[int] = set()
         self._told_of_view, self._since = 0, time.monotonic()
         #: why the run has to restart, where that is known
         self.reason = ""
-        self._board.put("view", asdict(self._coordinator.view))
+        #: whether all instances are about to restart
+        self.restarts = False
+        #: hosts that were lost, or have left
+        self.gone: set[str] = set()
+        #: whether there were too few instances for too long
+        self.is_given_up = False
+        self._everyone.put("view", self._view_facts())
+
+    # --- what whoever keeps it asks ---------------------------------------------------------------------------------
 
     @property
     def is_settled(self) -> bool:
         """Whether all instances of the view train."""
-        view, able = self._coordinator.view, self._board.all("able")
+        view, able = self._coordinator.view, self._everyone.notes("able")
         return all(able.get(seat, {}).get("view") == view.number for seat in view.seats)
 
     @property
@@ -62,20 +76,44 @@ class Crew:
         """Whether instances wait for a view to begin: then every hundredth of a second counts."""
         return self._coordinator.view.number > 0 and self._coordinator.beginning is None
 
+    @property
+    def has_ended_elsewhere(self) -> bool:
+        """Whether another host has said why the run ends."""
+        return any(note.final for note in self._everyone.failures_elsewhere())
+
     def has_ended(self) -> bool:
         """Return whether all instances that trained to the end have ended well; others may still be on their way."""
-        codes = self._instances.exit_codes()
-        return all(codes.get(seat) == 0 for seat in self._training)
+        codes = self._everyone.codes()
+        return all(codes.get(seat) == 0 for seat in self._training if seat not in self._given_up)
 
-    def look(self, num_lost: int, most: int) -> int | None:
-        """See to whatever has happened. Return how many instances were lost and the run goes on without, None where it
-        cannot. `num_lost`: how many were lost before, of `most` that may be."""
-        every = self._instances.exit_codes()
+    def look(self, num_lost: int, most: int, *, stopping: bool = False) -> int | None:
+        """See to whatever has happened. Return how many losses the run goes on after, None where it cannot. `num_lost`:
+        how many there were before, of `most` that may be; `stopping`: whether it is to save and end."""
+        try:
+            lost = self._look(num_lost, most, stopping=stopping)
+            self._everyone.tell()
+        except dist.DistError:
+            self.reason = "the service where the hosts meet does not answer"
+            return None
+        return lost
+
+    def close(self) -> None:
+        """End those that do not belong to the run any more, or not yet."""
+        self._everyone.put("over", {"again": self.restarts})
+        self._everyone.close()
+        for seat in self._given_up | self._coming | (set(self._coordinator.view.seats) - set(self._training)):
+            self._everyone.kill(seat)
+
+    # --- in turn ----------------------------------------------------------------------------------------------------
+
+    def _look(self, num_lost: int, most: int, *, stopping: bool) -> int | None:
+        self._everyone.look()
+        every = self._everyone.codes()
         codes = {seat: code for seat, code in every.items() if code}
         if 0 in every.values() and self._is_over():
-            self._board.put("over", {})  # those that wait for another view end, too
+            self._everyone.put("over", {"again": False})  # those that wait for another view end, too
             return None if codes else 0
-        if not codes and not self.is_changing and self._board.is_quiet():
+        if not codes and not self.is_changing and self._everyone.is_quiet(self._timeout_s):
             return 0
         for seat in self._given_up & codes.keys():
             self._say_goodbye(seat)
@@ -85,64 +123,104 @@ class Crew:
                 return None
             lost[seat] = self._failure(seat, codes[seat])
         lost |= self._silent(view.seats)
-        if num_lost + len(lost) > most or self._board.all("cannot") or not self._can_spare(lost):
-            facts = next(iter(self._board.all("cannot").values()), {})
-            self.reason = str(facts.get("reason", ""))[:300]
+        lost_hosts = self._lost_hosts(lost)
+        events = [[seat] for seat in lost if self._roster.arrival_of(seat) not in lost_hosts]
+        events += [self._roster.seats_of(number) for number in lost_hosts]
+        reasons = list(self._everyone.notes("cannot").values())
+        if (
+            num_lost + len(events) > most
+            or reasons
+            or not self._can_spare({seat for seats in events for seat in seats})
+        ):
+            facts = next(iter(reasons), {})
+            known = [failure.sentence() for failure in lost.values() if failure.exit_code]
+            self.reason = str(facts.get("reason", ""))[:300] or next(iter(known), "")
             return None
-        for number, (seat, failure) in enumerate(lost.items(), num_lost + 1):
-            self._take_leave(seat, failure, f"{number} of {most}")
-        self._coordinator.remove(lost)
-        for seat in lost:
-            self._replace(seat)
-        self._hear()
-        if self._coordinator.is_hopeless:
-            return None
-        return len(lost)
+        for number, seats in enumerate(events, num_lost + 1):
+            self._lose(seats, lost, lost_hosts, f"{number} of {most}")
+        self._welcome_hosts()
+        self._heed_requests()
+        self._hear(stopping=stopping)
+        return None if self._coordinator.is_hopeless else len(events)
 
     def _is_over(self) -> bool:
         """Return whether an instance has ended for a reason that no other instances would change."""
         seats = self._coordinator.view.seats
-        return any(note.final and note.instance in seats for note in read_failures(self._folder))
+        return any(note.final and note.instance in seats for note in self._everyone.failures())
 
-    def close(self) -> None:
-        """End those that do not belong to the run any more, or not yet."""
-        self._board.put("over", {})
-        for seat in self._given_up | self._coming | (set(self._coordinator.view.seats) - set(self._training)):
-            self._instances.kill(seat)
+    def _begin(self, arrival: int) -> int:
+        """Have an instance started on a host; return its seat."""
+        seat, place = self._roster.new_seat(arrival)
+        self._coming.add(seat)
+        self._everyone.start(arrival, seat, place)
+        return seat
 
-    # --- those that are lost ---
+    # --- those that are lost, or leave ------------------------------------------------------------------------------
 
     def _can_spare(self, lost: Iterable[int]) -> bool:
         """Return whether the others can go on: they train, or wait to."""
-        able = self._board.all("able")
+        able = self._everyone.notes("able")
         left = set(self._coordinator.view.seats) - set(lost)
         if left == set(self._coordinator.view.seats):
             return True
-        return bool(left) and all(seat in able or seat >= self._count for seat in left)
+        return bool(left) and all(seat in able or seat >= self._num_first for seat in left)
 
     def _failure(self, seat: int, code: int) -> Failure:
-        notes = [note for note in read_failures(self._folder) if note.instance == seat]
-        found = find_cause(notes, {seat: code}, self._host)
-        return found or Failure(seat, self._host, code, f"ended with exit code {code}")
+        notes, host = [note for note in self._everyone.failures() if note.instance == seat], self._roster.host_of(seat)
+        found = find_cause(notes, {seat: code}, host)
+        return found or Failure(seat, host, code, f"ended with exit code {code}")
 
     def _silent(self, seats: tuple[int, ...]) -> dict[int, Failure]:
         """Return those that others have heard nothing from, and those that do not answer while a view is to begin."""
         found = set()
-        for note in self._board.all("silent").values():
+        for note in self._everyone.notes("silent").values():
             if note.get("view") == self._coordinator.view.number:
                 with suppress(TypeError):
                     found |= set(note.get("seats", ()))
-        if self.is_changing and time.monotonic() - self._since > self._timeout_s:
+        # Those that wait for a host to connect hear of another view only when that has taken too long.
+        patience_s = self._timeout_s * (1 if len(self._roster.present()) == 1 else 2)
+        if self.is_changing and time.monotonic() - self._since > patience_s:
             found |= self._coordinator.missing
-        return {seat: Failure(seat, self._host, 0, "is silent") for seat in found & set(seats)}
+        for number in self._everyone.silent_arrivals(self._timeout_s):
+            found |= set(self._roster.seats_of(number))
+        return {seat: Failure(seat, self._roster.host_of(seat), 0, "is silent") for seat in found & set(seats)}
+
+    def _lost_hosts(self, lost: Mapping[int, Failure]) -> list[int]:
+        """Return the arrivals that are lost with their instances: nothing is heard of these, nor of their launchers."""
+        ups, quiet = self._everyone.ups(), self._everyone.silent_arrivals()
+        silent = {self._roster.arrival_of(seat) for seat, failure in lost.items() if failure.exit_code == 0}
+        newest = {ups[number].host: number for number in sorted(ups)}
+        back = {number for number, up in ups.items() if newest[up.host] != number}
+        return sorted(quiet & (silent | back))
+
+    def _lose(self, seats: list[int], lost: Mapping[int, Failure], lost_hosts: list[int], counted: str) -> None:
+        """Go on without an instance, which is replaced, or without a host."""
+        if seats and (number := self._roster.arrival_of(seats[0])) not in lost_hosts:
+            self._take_leave(seats[0], lost[seats[0]], counted)
+            self._coordinator.remove(seats)
+            if number == HOME or number in self._everyone.ups():
+                self._begin(number)
+            return
+        for number in [one for one in lost_hosts if self._roster.seats_of(one) == seats]:
+            host = self._roster.host_named(number)
+            warn(f"heard nothing from {host}; the others go on without it ({counted})")
+            self._dismiss(number, f"the run goes on without {host}, which was silent: come again with `podium join`")
+        self._coordinator.remove(seats)
+
+    def _dismiss(self, number: int, why: str) -> None:
+        """Let a host go, with all its instances."""
+        for seat in self._roster.seats_of(number):
+            self._forget(seat)
+        self.gone.add(self._roster.host_named(number))
+        self._everyone.refuse(number, why)
 
     def _take_leave(self, seat: int, failure: Failure, counted: str) -> None:
-        view = self._coordinator.view
-        number = view.seats.index(seat) if seat in view.seats else self._place_of[seat]
+        view, host = self._coordinator.view, self._roster.host_of(seat)
+        number = view.seats.index(seat) if seat in view.seats else self._roster.place_of(seat)
         if failure.exit_code == 0:
-            sentence = f"heard nothing from instance {number} on {self._host}"
+            sentence = f"heard nothing from instance {number} on {host}"
             if seat == view.lead:
-                self._instances.kill(seat)  # nothing else keeps it from writing to the run's folder
+                self._everyone.kill(seat)  # nothing else keeps it from writing to the run's folder
             else:
                 self._given_up.add(seat)
         else:
@@ -152,49 +230,155 @@ class Crew:
         warn(f"{sentence}; {what} ({counted})")
 
     def _forget(self, seat: int) -> None:
-        self._instances.forget(seat)
-        clear_failure(self._folder, seat)
         self._coming.discard(seat)
-        for kind in ("able", "come", "report", "silent"):
-            self._board.remove(f"{kind}-{seat}")
+        self._roster.forget(seat)
+        self._everyone.forget(seat)
 
     def _say_goodbye(self, seat: int) -> None:
         """Tell how an instance that was given up has ended."""
-        notes = [note for note in read_failures(self._folder) if note.instance == seat]
-        for note in notes:
-            say(note.message)
+        for note in self._everyone.failures():
+            if note.instance == seat and seat not in self._left:
+                say(note.message)
         self._given_up.discard(seat)
         self._forget(seat)
 
-    def _replace(self, seat: int) -> None:
-        new, self._next_seat = self._next_seat, self._next_seat + 1
-        self._place_of[new] = self._place_of[seat]
-        self._coming.add(new)
-        self._start(new, self._place_of[new])
+    # --- those that come, or are asked to ---------------------------------------------------------------------------
 
-    # --- views ---
+    def _num_there(self) -> int:
+        return len(self._coordinator.view.seats) + len(self._coming)
 
-    def _hear(self) -> None:
+    def _welcome_hosts(self) -> None:
+        """Take in hosts that have come since: those that the run began with, and others, as far as there is room."""
+        for number, up in self._everyone.ups().items():
+            if self._roster.knows(number) or self._is_there_twice(number, up):
+                continue
+            self._roster.welcome(number, up.host, up.seats)
+            if up.seats:
+                continue
+            count = min(up.wants, self._limits.most - self._num_there())
+            if count > 0:
+                say(f"{up.host} has come, with {count} instance{'' if count == 1 else 's'}")
+            else:
+                self._everyone.refuse(number, self._full())
+            for _ in range(count):
+                self._begin(number)
+
+    def _is_there_twice(self, number: int, up: Up) -> bool:
+        """Return whether another host of this name takes part; once it is clear that it is not about to be found lost,
+        the new one is turned away."""
+        twice = up.host == self._roster.home
+        twice |= any(other < number and one.host == up.host for other, one in self._everyone.ups().items())
+        if twice and up.pulse * PULSE_S > 3 * SILENT_S:
+            self._everyone.refuse(number, f"{up.host} takes part already: call this host by another name")
+        return twice
+
+    def _full(self) -> str:
+        return f"the run has {self._num_there()} instances, and takes {self._limits.most} at most"
+
+    def _heed_requests(self) -> None:
+        """Do what people ask for: more instances, or fewer."""
+        for request in self._requests.new():
+            if request.do == "join":
+                room = self._limits.most - self._num_there()
+                if request.count > room:
+                    self._requests.refuse(request, self._full())
+                else:
+                    self._requests.await_(request, come={self._begin(HOME) for _ in range(request.count)})
+            elif (seats := self._seats_to_take(request.host, request.count)) is None:
+                self._requests.refuse(request, self._needed(request.host))
+            else:
+                self._requests.await_(request, gone=self._let_go(seats, request.host, whole=request.count < 0))
+        for number, up in self._everyone.ups().items():
+            for count in up.leaves[self._roster.num_heeded(number) :]:
+                self._roster.heed(number)
+                seats = self._seats_to_take(up.host, count)
+                if seats is None:
+                    warn(f"{up.host} asked to leave, but {self._needed(up.host)}")
+                else:
+                    self._let_go(seats, up.host, whole=count < 0)
+
+    def _needed(self, host: str) -> str:
+        """Return why instances cannot be taken away."""
+        known = self._roster.present()
+        if host and host not in known:
+            return f"{host} has no instances in this run, only {', '.join(known)}"
+        return (
+            f"{self._roster.home} keeps the run and needs one instance, and {self._limits.fewest} must be left: "
+            "`kill` of the launcher, or Ctrl-C, saves and stops the run"
+        )
+
+    def _seats_to_take(self, host: str, count: int) -> set[int] | None:
+        """Return seats to take away, never that of the lead; None where the others could not go on. `host`: of which
+        host, empty for any; `count`: below 0 for all of a host."""
+        seats = self._coordinator.view.seats
+        able = [seat for seat in reversed(seats[1:]) if host in ("", self._roster.host_of(seat))]
+        if (count < 0 and host == self._roster.home) or (host and host not in self._roster.present()):
+            return None
+        taken = able if count < 0 else able[:count]
+        left = len(seats) - len(taken)
+        return set(taken) if len(taken) >= count and self._limits.can_train(left) else None
+
+    def _let_go(self, seats: set[int], host: str, *, whole: bool) -> set[int]:
+        """Go on without these seats, which have been asked to leave, and without their host if it is `whole`."""
+        self._left |= seats
+        self._given_up |= seats
+        self._coordinator.remove(seats)
+        if whole:
+            for number in [one for one in self._roster.arrivals() if self._roster.host_named(one) == host]:
+                self._given_up -= seats
+                self._dismiss(number, f"{host} has left the run")
+        return seats
+
+    # --- views ------------------------------------------------------------------------------------------------------
+
+    def _view_facts(self) -> dict[str, Any]:
+        return {**asdict(self._coordinator.view), "left": sorted(self._left)}
+
+    def _hear(self, *, stopping: bool) -> None:
         """Take in what instances say; tell them who trains, and from which update on."""
-        before = self._coordinator.beginning
-        come = self._coming & self._board.all("come").keys()
-        if come and self.is_settled:
-            self._coordinator.add(come)
-            self._coming -= come
-        view = self._coordinator.view
+        coordinator, before = self._coordinator, self._coordinator.beginning
+        self._take_in()
+        view = coordinator.view
         if view.number > self._told_of_view:
             self._told_of_view, self._since = view.number, time.monotonic()
-            self._board.put("view", asdict(view))
-        for seat, facts in self._board.all("report").items():
+            self._everyone.put("view", self._view_facts())
+        for seat, facts in self._everyone.notes("report").items():
             with suppress(KeyError, TypeError, ValueError):
-                self._coordinator.hear(report_from(seat, facts))
-        beginning = self._coordinator.beginning
-        if beginning is not None and beginning is not before and not self._coordinator.is_hopeless:
+                coordinator.hear(report_from(seat, facts))
+        self._end_if_short(stopping=stopping)
+        beginning = coordinator.beginning
+        if beginning is not None and beginning is not before and not coordinator.is_hopeless:
             self._training = view.seats
-            self._board.put(f"begin-{view.number}", asdict(beginning))
+            self._everyone.put(f"begin-{view.number}", asdict(beginning))
             count = len(view.seats)
             who = "1 instance trains" if count == 1 else f"{count} instances train"
-            say(f"{who} from update {beginning.update} on")
+            hosts = {self._roster.host_of(seat) for seat in view.seats}
+            where = f" on {len(hosts)} hosts" if len(hosts) > 1 else ""
+            say(f"{who}{where} from update {beginning.update} on")
+            self._requests.answer(view.seats, f"{who}{where} from update {beginning.update} on")
+
+    def _take_in(self) -> None:
+        """Let those in that have come, as many as can train; where too few are there, before the view begins."""
+        come = sorted(self._coming & self._everyone.notes("come").keys())
+        waits = self._coordinator.is_short and self._coordinator.view.number > 0
+        if not come or not (waits or self.is_settled):
+            return
+        there = len(self._coordinator.view.seats)
+        while come and not waits and not self._limits.can_train(there + len(come)):
+            come.pop()
+        self._coordinator.add({seat: self._roster.host_of(seat) for seat in come})
+        self._coming -= set(come)
+
+    def _end_if_short(self, *, stopping: bool) -> None:
+        """Where too few have waited for too long, have them save and end; so where they are asked to stop."""
+        if not (self.is_changing and self._coordinator.is_short):
+            return
+        if not self._coming and time.monotonic() - self._since > self._timeout_s and not self.is_given_up:
+            self.is_given_up = True
+            few = self._limits.too_few(len(self._coordinator.view.seats))
+            warn(f"{few}: nobody has come for {self._timeout_s:g} s, so the run saves and stops")
+        if stopping or self.is_given_up:
+            self._coordinator.allow(bool)
 
 
 def report_from(seat: int, facts: Mapping[str, Any]) -> Report:

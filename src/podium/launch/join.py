@@ -31,7 +31,7 @@ from podium.launch.member import CrewMember
 from podium.launch.point import MeetingPoint, early_log_folder
 from podium.launch.sockets import give_up_after
 from podium.recipe.sections.parallel import ParallelSection
-from podium.topology import Topology, build_topology, usable_cores
+from podium.topology import Topology, build_topology, share_of_cores, usable_cores
 from podium.ui import console
 
 #: What must be the same on all instances, and its name in messages.
@@ -82,15 +82,17 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: byte
         store = point.open(task.timeout_s)
         others = _come(store, place, own, task.timeout_s) if place.joins else _greet(store, place, own, task.timeout_s)
         all_cores = [other["cores"] for other in others]
-        index = place.local_index if place.joins else place.index
-        own_share = own_cores(replace(place, index=index), all_cores)
+        if place.joins:  # until it takes its share among those that are there
+            own_share, num_cores = share_of_cores(cores, place.local_index, place.local_count), len(cores)
+        else:
+            own_share, num_cores = own_cores(place, all_cores), num_host_cores(place, all_cores)
         os.sched_setaffinity(0, own_share)
         parallel, sizes = task.parallel, _host_sizes(others)
         hosts = tuple(sizes)
         topology = build_topology(
             task.num_replicas, place.count, hosts, parallel.num_stages, parallel.stage_layers, tuple(sizes.values())
         )
-        topology = replace(topology, host_cores=num_host_cores(replace(place, index=index), all_cores))
+        topology = replace(topology, host_cores=num_cores)
         # From here on there may be something to save, and threads that hear of the end of the launcher.
         end_with_launcher(os.environ, signal.SIGTERM)
         heartbeat = Heartbeat(place, point, others)
@@ -105,8 +107,8 @@ def take_place(place: Place, load_task: Callable[[], InstanceTask], secret: byte
                 topology.host_sizes,
                 task.device,
             )
-        if place.launch_folder is not None and len(hosts) == 1:
-            instances.membership = CrewMember(place, store, heartbeat, topology, task.timeout_s, consoles, own_share)
+        if place.launch_folder is not None:
+            instances.membership = CrewMember(place, store, heartbeat, topology, task.timeout_s, consoles, host)
         give_up_after(task.timeout_s)
         task.run(topology, instances)
         instances.close()

@@ -5,7 +5,8 @@ side): it leaves a group when the launcher names another, and enters that. Used 
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from podium.distributed.lost import InstanceLost
 from podium.distributed.regrouping import Group, Standing
 from podium.errors import PodiumError
 from podium.launch.board import Board
-from podium.launch.environment import Place
+from podium.launch.environment import Place, own_cores
 from podium.launch.heartbeat import Heartbeat
-from podium.launch.lifeline import launcher_is_gone
+from podium.launch.lifeline import end_with_launcher, launcher_is_gone
 from podium.launch.membership import NO_STATE, Beginning, Member, View, view_from
+from podium.launch.sockets import give_up_after
 from podium.topology import Topology, build_topology
 from podium.ui import console
 
@@ -30,7 +32,7 @@ _PATIENCE_S = 1.0
 
 
 class GivenUp(PodiumError):
-    """This instance was silent, and the others go on without it."""
+    """This instance was silent or asked to leave, and the others go on without it."""
 
     exit_code = 72
 
@@ -46,19 +48,21 @@ class CrewMember:
         topology: Topology,
         timeout_s: float,
         consoles: tuple[int, int],
-        cores: tuple[int, ...],
+        host: str,
     ) -> None:
-        """`consoles`: copies of the first instance's standard output and error; `cores`: those that this one has."""
+        """`consoles`: copies of the first instance's standard output and error; `host`: the name of this host."""
         assert place.launch_folder is not None
+        self._place, self._host = place, host
         self._board, self._store, self._heartbeat = Board(Path(place.launch_folder), place.attempt), store, heartbeat
         self._topology, self._timeout_s, self._consoles = topology, timeout_s, consoles
         self.joins = place.joins
         seats = () if place.joins else tuple(range(place.count))
         self._member = Member(place.index, View(-1 if place.joins else 0, seats), NO_STATE if place.joins else 0)
         self._beginning: Beginning | None = None
-        self._cores = cores
 
     def announce(self) -> None:
+        if self._host != self._topology.hosts[0]:  # the others go on without a host whose launcher has ended
+            end_with_launcher(os.environ)
         self._board.put(f"able-{self._member.seat}", {"view": self._member.view.number})
 
     def withdraw(self) -> None:
@@ -99,10 +103,9 @@ class CrewMember:
             newest = self._newest()
             heed = member.heed(newest)
             if heed == "end" and not self.joins:
-                raise GivenUp(
-                    f"instance {member.view.seats.index(member.seat)} on {self._topology.hosts[0]} was silent, and the "
-                    "others go on without it: it has ended"
-                )
+                why = "has left the run" if self._has_left() else "was silent"
+                number = member.view.seats.index(member.seat)
+                raise GivenUp(f"instance {number} on {self._host} {why}, and the others go on without it: it has ended")
             if heed == "leave" and newest.number > tried:
                 tried = newest.number
                 group = self._entered(newest)
@@ -114,9 +117,8 @@ class CrewMember:
             waited = time.monotonic() - began
             if not self.joins:
                 if waited > _PATIENCE_S and not asked:
-                    asked, silent = True, self._heartbeat.silent_seats()
-                    if silent:
-                        self._board.put(f"silent-{member.seat}", {"view": newest.number, "seats": silent})
+                    asked = True
+                    self._tell_who_is_silent(newest)
                 elif waited > self._timeout_s:
                     raise InstanceLost(None, f"no other group in {self._timeout_s:g} s")
             time.sleep(_POLL_S)
@@ -133,21 +135,32 @@ class CrewMember:
         beginning = Beginning(**facts)
         hellos = {seat: self._hello(seat) for seat in view.seats}
         index, count = view.seats.index(member.seat), len(view.seats)
-        store = dist.PrefixStore(f"view-{view.number}", self._store)
+        self._heartbeat.follow(hellos)
+        hosts = Counter(str(hellos[seat]["host"]) for seat in view.seats)
+        sizes, store = tuple(hosts.values()), dist.PrefixStore(f"view-{view.number}", self._store)
         try:
-            instances = Instances.join(
-                store, index, count, self._timeout_s, (count,), is_over=lambda: self._is_over(view)
-            )
+            instances = Instances.join(store, index, count, self._timeout_s, sizes, is_over=self._watch_over(view))
         except InstanceLost:
             return None
         instances.membership = self
-        self._heartbeat.follow(hellos)
-        os.sched_setaffinity(0, self._cores)  # it may be on another's, by turns
+        if len(sizes) > 1:
+            give_up_after(self._timeout_s)
+        self._take_cores(index, [hellos[seat] for seat in view.seats])
         member.begin(view, beginning)
         self._beginning = beginning
-        topology = self._topology
-        topology = replace(build_topology(topology.num_replicas, count, topology.hosts), host_cores=topology.host_cores)
+        topology = build_topology(self._topology.num_replicas, count, tuple(hosts), host_sizes=sizes)
+        topology = replace(topology, host_cores=self._topology.host_cores)
         return Group(topology, instances, beginning.update, view.seats.index(beginning.source), beginning.again)
+
+    def _take_cores(self, index: int, hellos: Sequence[Mapping[str, Any]]) -> None:
+        """Take a share of this host's cores: there may be others on it than before, and it may be on another's."""
+        here = [place for place, hello in enumerate(hellos) if hello["host"] == self._host]
+        place = replace(self._place, index=index, local_index=here.index(index), local_count=len(here))
+        os.sched_setaffinity(0, own_cores(place, [hello["cores"] for hello in hellos]))
+
+    def _has_left(self) -> bool:
+        left = (self._board.get("view") or {}).get("left", ())
+        return isinstance(left, list) and self._member.seat in left
 
     def _hello(self, seat: int) -> Mapping[str, Any]:
         facts: dict[str, Any] = json.loads(self._store.get(f"hello/{seat}"))
@@ -156,6 +169,24 @@ class CrewMember:
     def _check_run(self) -> None:
         if self._board.get("over") is not None or launcher_is_gone(os.environ):
             raise InstanceLost(None, "the run has ended or restarts")
+
+    def _tell_who_is_silent(self, view: View) -> None:
+        if silent := self._heartbeat.silent_seats():
+            self._board.put(f"silent-{self._member.seat}", {"view": view.number, "seats": silent})
+
+    def _watch_over(self, view: View) -> Callable[[], bool]:
+        """Return a function that says whether a view that is being entered will not come about; where that takes
+        long, it also tells who is silent."""
+        began, asked = time.monotonic(), False
+
+        def is_over() -> bool:
+            nonlocal asked
+            if not asked and time.monotonic() - began > _PATIENCE_S:
+                asked = True
+                self._tell_who_is_silent(view)
+            return self._is_over(view)
+
+        return is_over
 
     def _is_over(self, view: View) -> bool:
         return self._board.get("over") is not None or self._newest().number > view.number

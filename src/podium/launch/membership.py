@@ -10,12 +10,15 @@ When an instance is lost, given up or has come, the launcher makes the next view
 report, and wait; once all have reported, the launcher says how to begin. If another change comes meanwhile, it makes
 another view, and all report again.
 
+    The first host keeps the run: its launcher makes views, and one of its instances leads, where the launcher can end
+    it at once. A view without one of them waits for one, as does a view of fewer instances than there may be.
+
     Views never train side by side: only the launcher makes them; a view begins once all of its instances have left the
     one before; and the state of a view comes from an instance of the one before, which cannot be in both.
     An instance that was given up finds itself in no newer view, and ends.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,40 +64,67 @@ class Beginning:
     again: bool
 
 
-class Coordinator:
-    """The launcher's side: it alone makes views."""
+def in_order(hosts: Mapping[int, str], home: str) -> tuple[int, ...]:
+    """Return seats in the order in which they carry replicas: by host, `home` first, then those that came first."""
+    first = {host: min(seat for seat in hosts if hosts[seat] == host) for host in hosts.values()}
+    return tuple(sorted(hosts, key=lambda seat: (hosts[seat] != home, first[hosts[seat]], seat)))
 
-    def __init__(self, seats: Iterable[int]) -> None:
-        self.view = View(0, tuple(sorted(seats)))
+
+class Coordinator:
+    """The side of the first host's launcher: it alone makes views."""
+
+    def __init__(self, hosts: Mapping[int, str], home: str, can_train: Callable[[int], bool] = bool) -> None:
+        """Begin with these seats on their hosts, `home` the first one; `can_train`: whether so many instances may."""
+        self._hosts, self._home, self._can_train = dict(hosts), home, can_train
+        self.view = View(0, in_order(hosts, home))
         #: how the view begins, once all have reported; view 0 begins as every training does
         self.beginning: Beginning | None = None
         self._reports: dict[int, Report] = {}
+
+    def host_of(self, seat: int) -> str:
+        """Return the host of a seat of the view."""
+        return self._hosts[seat]
 
     @property
     def missing(self) -> set[int]:
         """The seats that have not reported for the view yet."""
         return set(self.view.seats) - self._reports.keys()
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the view cannot begin before others have come."""
+        return not self._can_train(len(self.view.seats)) or self._home not in self._hosts.values()
+
     def remove(self, seats: Iterable[int]) -> None:
         """Make the next view without these."""
-        self._change(set(self.view.seats) - set(seats))
+        gone = set(seats)
+        self._change({seat: host for seat, host in self._hosts.items() if seat not in gone})
 
-    def add(self, seats: Iterable[int]) -> None:
-        """Make the next view with these as well, at its end: seats are given in order."""
-        self._change(set(self.view.seats) | set(seats))
+    def add(self, hosts: Mapping[int, str]) -> None:
+        """Make the next view with these as well: seats and their hosts."""
+        self._change(self._hosts | dict(hosts))
 
-    def _change(self, seats: set[int]) -> None:
-        if seats == set(self.view.seats):
+    def _change(self, hosts: dict[int, str]) -> None:
+        if hosts == self._hosts:
             return
-        self.view = View(self.view.number + 1, tuple(sorted(seats)))
+        self._hosts = hosts
+        self.view = View(self.view.number + 1, in_order(hosts, self._home))
         self.beginning, self._reports = None, {}
+
+    def allow(self, can_train: Callable[[int], bool]) -> None:
+        """Let other numbers of instances train."""
+        self._can_train = can_train
+        self._begin_if_all_wait()
 
     def hear(self, report: Report) -> None:
         """Take a report; those for other views, and of seats that are in none, count for nothing."""
-        if report.view != self.view.number or report.seat not in self.view.seats or self.beginning is not None:
+        if report.view != self.view.number or report.seat not in self.view.seats:
             return
         self._reports[report.seat] = report
-        if self.missing:
+        self._begin_if_all_wait()
+
+    def _begin_if_all_wait(self) -> None:
+        if self.beginning is not None or not self._reports or self.missing or self.is_short:
             return
         reports = [self._reports[seat] for seat in self.view.seats]
         furthest = max(report.update for report in reports)
@@ -106,7 +136,7 @@ class Coordinator:
     @property
     def is_hopeless(self) -> bool:
         """Return whether no instance that is left has the state."""
-        return not self.view.seats or (self.beginning is not None and self.beginning.update == NO_STATE)
+        return not self.missing and all(report.update == NO_STATE for report in self._reports.values())
 
 
 @dataclass
@@ -129,18 +159,17 @@ class Member:
     def report(self, newest: View) -> Report:
         return Report(self.seat, newest.number, self.update, self.whole, self.recorded_by)
 
-    def begin(self, newest: View, beginning: Beginning) -> bool:
-        """Enter a view; return whether the state has to be taken from the source."""
+    def begin(self, newest: View, beginning: Beginning) -> None:
+        """Enter a view, where the state may have to be taken from the source."""
         assert beginning.view == newest.number
         assert self.seat in newest.seats
         self.view = newest
         if beginning.again:
             self.recorded_by = None
-        return self.update != beginning.update
 
     def has_state(self, beginning: Beginning) -> None:
         """Note that the state of the beginning has arrived."""
-        self.update, self.whole = beginning.update, True
+        self.update = beginning.update
         self.recorded_by = None if beginning.again else self.view.lead
 
 

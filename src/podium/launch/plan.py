@@ -1,7 +1,8 @@
 """What to start where. Pure: from counts and host names to commands; `agent.py` carries it out."""
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from podium.errors import UserError
 from podium.launch.environment import END_WITH_INPUT
@@ -9,6 +10,24 @@ from podium.topology import Topology
 
 #: ssh asks no questions and does not wait for a host that is off; the user's own options come first and win
 _SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many instances may train, where they come and go."""
+
+    fewest: int = 1
+    most: int = 1 << 20
+    #: whether the recipe's replicas can be dealt to so many
+    fits: Callable[[int], bool] = bool
+
+    def can_train(self, count: int) -> bool:
+        return count >= self.fewest and self.fits(count)
+
+    def too_few(self, count: int) -> str:
+        """Return what is wrong with so many."""
+        least = f"at least {self.fewest} were asked for" if count < self.fewest else "so many cannot carry its replicas"
+        return f"only {count} {'instance is' if count == 1 else 'instances are'} left, and {least}"
 
 
 @dataclass(frozen=True)
@@ -22,6 +41,13 @@ class LaunchPlan:
     command: tuple[str, ...]
     #: whether whoever started this host starts it again after exit code 75
     started_again: bool = False
+    limits: Limits = field(default_factory=Limits)
+    #: keys of the recipe that this launch has changed
+    overrides: tuple[str, ...] = ()
+    #: whether this host comes to a run that others have begun
+    is_visitor: bool = False
+    #: whether other hosts may come, though the run begins on one
+    is_open: bool = False
 
     @property
     def host(self) -> str:
@@ -34,11 +60,11 @@ class LaunchPlan:
 
     @property
     def alone(self) -> bool:
-        return len(self.topology.hosts) == 1
+        return len(self.topology.hosts) == 1 and not self.is_open and not self.is_visitor
 
     @property
     def keeps_store(self) -> bool:
-        return self.host_index == 0
+        return self.host_index == 0 and not self.is_visitor
 
 
 def plan_launch(

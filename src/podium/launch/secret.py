@@ -11,7 +11,7 @@ import hmac
 import os
 import secrets
 import stat
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,6 +47,11 @@ def read_secret_line(file: int) -> bytes:
             break
         line += part
     return _checked(line, "standard input")
+
+
+def meeting_purpose(hosts: Sequence[str], port: int) -> str:
+    """Return what the secret is for by which the hosts of a run know each other, and those that come to it."""
+    return f"hosts {' '.join(hosts)} port {port}"
 
 
 def users_secret(purpose: str) -> bytes:

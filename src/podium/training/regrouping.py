@@ -122,10 +122,13 @@ class Regrouping:
             self._membership.cannot(reason)
 
     def join(self) -> None:
-        """Come to a run that is under way, with everything built and no state."""
+        """Come to a run that is under way, with everything built and no state; lead it where no other one can."""
         assert self._membership is not None
         self._update = _NO_STATE
         self._enter(self._membership)
+        if self._training.placement.is_lead:
+            self._membership.speak()
+            self.has_taken_over = True
 
     def _enter(self, membership: Membership) -> None:
         try:
