@@ -39,7 +39,7 @@ def test_every_instance_has_the_bytes_of_its_share_alone(name, count):
     whole = build_optimiser(section, model, by_dimension(model))
     named = dict(model.named_parameters())
     parts = [
-        build_optimiser(section, model, by_dimension(model), Shares(named, Instances(index, count, None)).own)
+        build_optimiser(section, model, by_dimension(model), Shares(named, Instances(index, count, None)).held)
         for index in range(count)
     ]
     assert [state_bytes(part) for part in parts] == [state_bytes(whole) // count] * count

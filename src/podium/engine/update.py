@@ -15,6 +15,7 @@ instances. The host never reads a value from the device in here; `collect()` doe
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -95,6 +96,10 @@ class Engine:
             is_alone=group.count == 1,
         )
         self._num_pending = 0
+        #: makes the step of the update whose gradients are summed, until it is made
+        self._due: Callable[[], bool] | None = None
+        #: how many updates are made, but for weights that other instances have not told yet
+        self.num_made = 0
         self._compiled: Compiled | None = None
         self._executable: Executable | None = None
         if options.compile:
@@ -126,7 +131,7 @@ class Engine:
             first = {name: rows[0, 0] for name, rows in samples.items()}
             self._executable = self._compiled.make(self._task.workload.loss, first, self._parallelism.instances)
             self._events.compiled(self._executable)
-        scale, clip_norm = self._state.loss_scale, self._options.clip_norm
+        scale = self._state.loss_scale
         before = [buffer.clone() for buffer in self._buffers] if scale.automatic else []
         factor = scale.value
         audit = self._audits if self._audits is not None and self._audits.begin(update, self._replicas) else None
@@ -138,25 +143,51 @@ class Engine:
             except InstanceLost:
                 self._undo()
                 raise
-        divisor = count * factor if factor != 1 else count
-        norms = None
+        self._due = partial(self._step, update, count * factor if factor != 1 else count, lr, before)
+        self._parallelism.before_step()
+        if self.finish():
+            self._parallelism.after_step()
+        return stop
+
+    @property
+    def can_finish(self) -> bool:
+        """Whether an update has all that its step needs, and has not made it."""
+        return self._due is not None
+
+    def finish(self) -> bool:
+        """Make the step of the update whose gradients are summed, without a word from other instances; return whether
+        it changed the weights."""
+        assert self._due is not None
+        due, self._due = self._due, None
+        stepped = due()
+        self._num_pending += 1
+        self._replicas.pending.complete()
+        return stepped
+
+    def give_up(self) -> None:
+        """Leave the state as it was before the update whose step is not made."""
+        if self._due is not None:
+            self._due = None
+            self._undo()
+
+    def _step(self, update: int, divisor: Tensor | float, lr: float, before: list[Tensor]) -> bool:
+        scale, clip_norm, norms = self._state.loss_scale, self._options.clip_norm, None
         if scale.automatic or clip_norm is not None:
             norms = self._parallelism.gradient_norms(self._state.optimiser, self._params)
-        if norms is None or scale.accepts(norms):
+        accepted = norms is None or scale.accepts(norms)
+        if accepted:
             if norms is not None and clip_norm is not None:
                 divisor, _ = clip_divisor(norms, divisor, clip_norm, self._parallelism.total_norm)
             if self._rounding is not None:
                 self._rounding.begin(update)
             with self._events.span("optimiser"):
                 step(self._state.optimiser, divisor, lr, self._rounding)
-                self._parallelism.after_step()
         elif before:
             foreach.copy_(self._buffers, before)
         for param in self._params:
             param.grad = None
-        self._num_pending += 1
-        self._replicas.pending.complete()
-        return stop
+        self.num_made = update + 1
+        return accepted
 
     def _undo(self) -> None:
         """Leave the model as it was before this update, whose gradients could not be summed."""
