@@ -27,7 +27,8 @@ from podium.engine.parallelism import ShardedOptimiser
 from podium.engine.update import Engine
 
 SEAT = int(os.environ.get("RANK", -1))
-POINTS = {1: ("before the barrier", 8), 2: ("in the barrier", 14), 3: ("after the step", 20), 4: ("in the exchange", 26)}
+POINTS = {1: ("before the barrier", 8), 2: ("in the barrier", 14), 3: ("after the step", 20),
+          4: ("in the exchange", 26)}
 POINT, UPDATE = POINTS.get(SEAT, ("", -1))
 now = -1
 

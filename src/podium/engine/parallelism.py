@@ -348,7 +348,7 @@ class Pipelined(Parallelism):
         return self._pipeline.all_norms(names, super().gradient_norms(optimiser, params))
 
     def collect(self, pending: PendingLosses, num_updates: int) -> Sums:
-        return pending.collect(self.instances)  # only some instances have losses
+        return pending.collect(self.instances, num_updates)  # only some instances have losses
 
     def losses(
         self, model: nn.Module, workload: Workload, batches: Iterable[Batch], sizes: Iterable[int]

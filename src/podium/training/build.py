@@ -96,6 +96,7 @@ def build_training(
     check_span(largest_span(model), topology.num_replicas, num_blocks, recipe.engine.reduction)
     check_audit(recipe, largest_span(model))
     check_spare_copies(recipe)
+    check_digests(recipe)
     if recipe.valid.recalibrate and not any(isinstance(module, AnyBatchNorm) for module in model.modules()):
         raise UserError(
             f"valid.recalibrate = {recipe.valid.recalibrate}: the model has no batch norm, and so no statistics to "
@@ -158,6 +159,17 @@ def check_spare_copies(recipe: Recipe) -> None:
         raise UserError(
             f"{asked} cannot be combined with {reason}, which restarts from the last checkpoint when an instance is "
             "lost: set it to 0"
+        )
+
+
+def check_digests(recipe: Recipe) -> None:
+    """Raise UserError where weights are to be digested after every update and no instance has them all."""
+    parallel = recipe.parallel
+    reason = "parallel.stages" if parallel.num_stages > 1 else f"parallel.shard = {parallel.shard}"
+    if recipe.log.digests == "updates" and (parallel.num_stages > 1 or parallel.shard == "parameters"):
+        raise UserError(
+            f"log.digests = updates needs all weights on every instance, which {reason} does not leave there: set it "
+            "to records"
         )
 
 

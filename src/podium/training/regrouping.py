@@ -202,10 +202,7 @@ class Regrouping:
             state.load_facts(facts)
         self._update, self._collected = group.update, state.state()
 
-
-    def _take_share(
-        self, shares: Resharing, membership: Membership, group: Group
-    ) -> tuple[Parallelism, Optimiser]:
+    def _take_share(self, shares: Resharing, membership: Membership, group: Group) -> tuple[Parallelism, Optimiser]:
         """Do the same where each instance has a share of the optimiser's state; return what makes the next updates."""
         state, instances = self._training.state, group.instances
         if shares.follow(self._update, group):

@@ -21,6 +21,7 @@ from podium.optim.optimisers import Optimiser
 from podium.optim.state_tensors import load_state_tensors, state_tensors
 from podium.recipe.loading import Recipe
 from podium.training.build import Training, own_of, shared_out
+from podium.training.chain import mark_weights
 from podium.training.validation import take_average
 
 
@@ -85,6 +86,7 @@ class Resharing:
         self._unknown = set()
         if not self._is_averaged and is_there:
             take_average(training)
+            mark_weights(training)
         self._is_averaged = True
 
     def dealt(self, group: Group, is_there: bool) -> tuple[Parallelism, Optimiser]:
