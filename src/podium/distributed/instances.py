@@ -241,8 +241,8 @@ class Instances:
                 dist.barrier(group=self.group())
 
     @property
-    def shares_memory(self) -> bool:
-        """Whether these instances, more than one, exchange everything through memory that they share."""
+    def share_memory(self) -> bool:
+        """Whether all of them are on one host, and read one another's memory."""
         return self._shared is not None
 
     @property

@@ -271,7 +271,7 @@ def build_parallelism(
 def shared_out(recipe: Recipe, model: nn.Module, instances: Instances) -> Parallelism:
     """Return the form of parallelism where every instance has all weights."""
     if instances.count > 1 and recipe.parallel.shard == "optimiser":
-        usable = instances.shares_memory and instances.device.type == "cpu"  # else all restart when one is lost
+        usable = instances.share_memory and instances.device.type == "cpu"  # else all restart when one is lost
         num_spares = recipe.launch.spare_copies if usable else 0
         return ShardedOptimiser(model, instances, recipe.engine.reduction, num_spares)
     return Replicated(model, instances, recipe.engine.reduction)

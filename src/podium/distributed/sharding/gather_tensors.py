@@ -45,7 +45,7 @@ class GatheredTensors:
         """
         self._instances, self._own = instances, own
         self._group = None
-        if instances.count > 1 and not instances.shares_memory:
+        if instances.count > 1 and not instances.share_memory:
             self._group = instances.group()  # now, as later only some send and receive
         places = rows or {}
         declared = [
@@ -99,7 +99,7 @@ class GatheredTensors:
     def _moved(self, values: Tensor | None, dtype: torch.dtype, piece: _Piece, source: int, to: int) -> Tensor | None:
         """Transfer the `values` of instance `source`, of the shape of a piece; return them on instance `to`."""
         index = self._instances.index
-        if self._instances.shares_memory:  # all take part
+        if self._instances.share_memory:  # all take part
             flat = torch.empty(piece.shape, dtype=dtype) if values is None or index != source else _in_order(values)
             self._instances.broadcast(flat, source, takes=index == to)
             return flat if index == to else None

@@ -63,7 +63,7 @@ class Shares:
             [param.detach() for name, param in params.items() if owner[name] == index]
             for index in range(instances.count)
         ]
-        self._in_memory = instances.shares_memory and instances.device.type == "cpu"
+        self._in_memory = instances.share_memory and instances.device.type == "cpu"
         self._rounds = _rounds(self._params) if self._in_memory else []
 
     def broadcast(self, waited: Callable[[float], None]) -> None:
