@@ -214,12 +214,13 @@ class Regrouping:
         if group.again and is_there and self._collected is not None:
             state.load_facts(self._collected)
         try:
-            shares.complete_weights(group, is_there)
-            form, optimiser = shares.dealt(group, is_there)
+            shares.check_covered(group, is_there)
         except CopiesLost:
             reason = "the instances that held a share of the optimiser's state and its spare copies are lost"
             self.restart(reason)
             raise InstanceLost(None, reason) from None
+        shares.complete_weights(group, is_there)
+        form, optimiser = shares.dealt(group, is_there)
         if is_there:
             self._collected = state.state() if self._collected is not None else None
         is_source = instances.index == group.source
@@ -233,6 +234,7 @@ class Regrouping:
         if not is_there:
             self._clock.restore(facts["seconds"])
             membership.updated()
+            self._training.parallelism, state.optimiser = form, optimiser  # it had none: from here on it holds these
         self._update, self._collected = group.update, state.state()
         return form, optimiser
 

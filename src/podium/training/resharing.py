@@ -10,11 +10,10 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
 
 from podium.distributed.pipeline.meta_blocks import local_tensors
 from podium.distributed.regrouping import Group
-from podium.distributed.sharding.spare import taken
+from podium.distributed.sharding.spare import check_covered, taken
 from podium.engine.parallelism import Parallelism, ShardedOptimiser
 from podium.engine.update import Engine
 from podium.optim.optimisers import Optimiser
@@ -74,6 +73,13 @@ class Resharing:
         self._stepped()
         return True
 
+    def check_covered(self, group: Group, is_there: bool) -> None:
+        """Raise CopiesLost, on all instances, where a share is lost with all of its copies. Collective."""
+        model, form = self._training.state.model, self._training.parallelism
+        every = {name for name, param in model.named_parameters() if param.requires_grad}
+        held = form.held() if isinstance(form, ShardedOptimiser) else every
+        check_covered(group.instances, held if is_there else (), every)
+
     def complete_weights(self, group: Group, is_there: bool) -> None:
         """Take the weights that other instances have stepped, or all; average them where that is due. Collective."""
         training = self._training
@@ -81,7 +87,7 @@ class Resharing:
         unknown = self._unknown if is_there else set(every)
         known = {name: tensor for name, tensor in every.items() if name not in unknown}
         with torch.no_grad():
-            for name, values in taken(group.instances, known, unknown.__contains__, set(every)).items():
+            for name, values in taken(group.instances, known, unknown.__contains__).items():
                 every[name].copy_(values)
         self._unknown = set()
         if not self._is_averaged and is_there:
@@ -100,8 +106,7 @@ class Resharing:
         optimiser = form.build_optimiser(section, groups, own_of(training.recipe, "optim"))
         held = form.held() if isinstance(form, ShardedOptimiser) else set(optimiser.names.values())
         has = state_tensors(state.optimiser) if is_there else {}
-        expected = set() if optimiser.own is not None else _state_keys(optimiser, state.model)
-        mine = taken(group.instances, has, lambda key: key.partition("/")[2] in held or "/" not in key, expected)
+        mine = taken(group.instances, has, lambda key: key.partition("/")[2] in held or "/" not in key)
         load_state_tensors(optimiser, mine)
         return form, optimiser
 
@@ -114,9 +119,3 @@ class Resharing:
         found = taken(group.instances, source, lambda name: not is_there)
         if not is_there:
             average.load(found, self._training.state.progress.num_averaged)
-
-
-def _state_keys(optimiser: Optimiser, model: nn.Module) -> set[str]:
-    """Return the names of the state of all parameters, as `state_tensors` has them."""
-    params = {name for name, param in model.named_parameters() if param.requires_grad}
-    return {f"{slot}/{name}" for slot in optimiser.slots for name in params}

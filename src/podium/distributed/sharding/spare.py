@@ -4,7 +4,7 @@ optimiser's state are dealt anew, as an instance is lost or has come (`training/
 Nobody needs memory for more than it wants: one tensor is on its way at a time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -14,16 +14,20 @@ from podium.distributed.messages import all_gather_facts
 
 
 class CopiesLost(Exception):
-    """A tensor lives on none of the instances that are left."""
+    """A share lives on none of the instances that are left."""
 
 
-def taken(
-    instances: Instances, held: Mapping[str, Tensor], wants: Callable[[str], bool], expected: set[str] | None = None
-) -> dict[str, Tensor]:
+def check_covered(instances: Instances, held: Iterable[str], every: set[str]) -> None:
+    """Raise CopiesLost, on all instances, unless each of `every` name is held by one of them. Collective."""
+    found = {name for names in all_gather_facts(instances, sorted(held)) for name in names}
+    if missing := every - found:
+        raise CopiesLost(min(missing))
+
+
+def taken(instances: Instances, held: Mapping[str, Tensor], wants: Callable[[str], bool]) -> dict[str, Tensor]:
     """Return those of all held tensors whose names this instance wants, in copies. Collective.
 
-    `held`: what this instance has, in the state that all go on from. Raise CopiesLost, on all instances, where nobody
-    has a tensor that is `expected`.
+    `held`: what this instance has, in the state that all go on from.
     """
     declared = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in held.items()]
     holder: dict[str, int] = {}
@@ -32,8 +36,6 @@ def taken(
         for name, dtype, shape in tensors:
             holder.setdefault(name, index)
             like[name] = dtype, shape
-    if missing := (expected or set()) - holder.keys():
-        raise CopiesLost(min(missing))
     found = {}
     for name in sorted(holder):
         dtype, shape = like[name]
