@@ -52,7 +52,9 @@ gpu: setup
 soak: setup-test
 	PODIUM_EXAMPLES=explore $(BIN)/pytest -m "not slow" -q -n 2
 	PODIUM_KILLS=50 $(BIN)/pytest tests/faults/test_lost_instances.py -k kills
-	$(BIN)/pytest tests/faults/test_any_moment.py
+	$(BIN)/pytest tests/faults/test_any_moment.py tests/faults/test_spare_copies.py
+	$(BIN)/python -m bench.soak
+	$(BIN)/python -m bench.soak --kills 15 --minutes 1.5 --spare
 	PODIUM_HOSTILE=8 $(BIN)/pytest tests/hostile
 
 race: .venv/.installed-bench

@@ -1,12 +1,14 @@
 """Samples per second and weights on 1, 2, 4 and 8 instances, and how long a run takes to recover after a kill.
 
     python -m bench.instances            40 minutes; prints tables and writes bench/results/instances.md
+    python -m bench.instances --quick    under 4 minutes: samples/s only, on 1 to 8; writes results/any_number.md
 
 Every row is `podium train … --instances N` in processes of its own, one thread per replica. The machine's speed varies
 for minutes at a time, so all rows are started and stopped (SIGSTOP), and then continue one after the other for some
 seconds each, in a different order every round; the most important ones have several turns in a round. A ratio is taken
 between the means of a round, so the values compared were measured within two minutes. Rates are taken between a
 stretch's first and last record. There are several sets of such processes, so that no single start decides the result.
+With --quick, runs are started, measured and ended one after the other, in rounds that go up and down the counts.
 "At best" compares the 90th percentiles of the stretches. Weights are those of short runs to their end, and must agree.
 The machine's own limit is shown by two independent runs of one instance side by side, each on a core of its own.
 """
@@ -37,6 +39,8 @@ CASES = {
                     "engine.updates_per_call=1"],
     "mnist": ["workload.data.source=generated", "batch.micro=16", "engine.updates_per_call=4"],
 }  # fmt: skip
+#: seconds of a stretch and rounds, with --quick
+QUICK = {"mnist": (4.0, 2), "neuron/full": (6.0, 1)}
 #: length of the runs to the end, and seconds of a stretch
 LENGTHS = {"neuron/full": ("4up", 8.0), "mnist": ("60up", 3.0)}
 PLAIN = ["batch.replicas=8", "engine.threads=1", "valid.every=0", "valid.max_samples=8",
@@ -184,14 +188,55 @@ def seconds_after_kill(folder: Path) -> tuple[float, float]:
     return told, again
 
 
+def quick(folder: Path, load: float, recipes: Sequence[str], counts: Sequence[int]) -> str:
+    """Return the page of samples per second on these numbers of instances."""
+    lines = []
+    for recipe in recipes:
+        seconds, num_rounds = QUICK[recipe]
+        found: dict[int, list[float]] = {count: [] for count in counts}
+        for number in range(num_rounds):
+            for count in sorted(found, reverse=number % 2 > 0):
+                runs = Runs(recipe, str(count), folder)
+                found[count].append(runs.rate(seconds))
+                runs.end()
+                print(recipe, count, round(found[count][-1]), flush=True)
+        first = statistics.mean(found[counts[0]])
+        for count, rates_of in found.items():
+            mean = statistics.mean(rates_of)
+            each = ", ".join(f"{rate:,.0f}" for rate in rates_of)
+            lines.append(f"| {recipe} | {count} | {mean:,.0f} | {mean / first:.2f} | {each} |")
+    return "\n".join(
+        [
+            "# Samples per second on any number of instances",
+            "",
+            f"{when_and_where(load)}; {os.getloadavg()[0]:.2f} at the end. 8 replicas, 1 thread each; the mean of the "
+            "stretches. Made by `python -m bench.instances --quick`, whose first lines say how.",
+            "",
+            f"| recipe | instances | samples/s | against {counts[0]} | stretches |",
+            "|---|---|---|---|---|",
+            *lines,
+            "",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--counts", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--counts", nargs="+", type=int, help="1 2 4 8; with --quick all from 1 to 8")
     parser.add_argument("--recipes", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--quick", action="store_true", help="samples/s only, on 1 to 8 instances")
     options = parser.parse_args()
     load = os.getloadavg()[0]
+    if options.quick:
+        with tempfile.TemporaryDirectory(prefix="podium-instances-") as name:
+            text = quick(Path(name), load, options.recipes, options.counts or range(1, 9))
+        print(text)
+        if options.counts is None and options.recipes == list(CASES):
+            RESULTS.with_name("any_number.md").write_text(text, encoding="utf-8")
+        return
+    options.counts = options.counts or [1, 2, 4, 8]
     names = [*map(str, options.counts), KEPT, TURNED, APART]
     lines, gains = [], []
     with tempfile.TemporaryDirectory(prefix="podium-instances-") as name:

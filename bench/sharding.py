@@ -10,6 +10,10 @@ and writes bench/results/sharding.md.
     USS      memory of its process that no other one shares, after the last update: Python, torch, data, weights,
              gradients and state. Gradients that instances of a host share are not in it
     above    the same minus what the process had before the model was built
+    told     bytes of weights that an instance takes from others after a step (the most)
+    busy     processor time of all instances together for an update, which other load on the machine changes little
+
+`optimiser + 1`: with launch.spare_copies=1.
 """
 
 import argparse
@@ -31,6 +35,7 @@ import torch
 import torch.distributed as dist
 
 from podium.distributed.instances import Instances
+from podium.engine.parallelism import ShardedOptimiser
 from podium.recipe.loading import load_recipe
 from podium.topology import build_topology
 from podium.training.build import build_training
@@ -41,7 +46,13 @@ MODEL = ["gpt2/quick", "workload.data.source=generated", "workload.data.samples=
          "workload.model.hidden=384", "workload.model.heads=6", "workload.model.vocabulary=8192",
          "workload.model.context=32", "batch.micro=2", "engine.threads=1"]  # fmt: skip
 #: reduction and shard; the others of a reduction are compared with its first
-CONTENDERS = (("exact", "none"), ("exact", "optimiser"), ("fast", "none"), ("fast", "parameters"))
+CONTENDERS = (
+    ("exact", "none"),
+    ("exact", "optimiser"),
+    ("exact", "optimiser + 1"),
+    ("fast", "none"),
+    ("fast", "parameters"),
+)
 _MB = 1e6
 
 
@@ -53,7 +64,9 @@ class Measured:
     uss: int
     above: int
     rss: int
+    told: int
     seconds: float
+    busy_s: float
 
 
 def main() -> None:
@@ -68,8 +81,9 @@ def main() -> None:
         return
     counts, num_rounds = ((1, 2), 1) if options.quick else ((1, 2, 4), options.rounds)
     lines = [
-        "| instances | reduction | shard | state MB | USS MB | above MB | RSS MB | ms per update | time against none |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| instances | reduction | shard | state MB | USS MB | above MB | RSS MB | told MB | ms per update | "
+        "time against none | busy ms | busy against none |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
     for count in counts:
@@ -86,12 +100,17 @@ def _row(count: int, contender: tuple[str, str], rounds: list[dict[tuple[str, st
     def median(field: str) -> float:
         return statistics.median(max(getattr(one, field) for one in each[contender]) for each in rounds)
 
+    def busy(each: dict[tuple[str, str], list[Measured]], which: tuple[str, str]) -> float:
+        return sum(one.busy_s for one in each[which])
+
     base = (contender[0], "none")
     ratios = [max(o.seconds for o in each[contender]) / max(o.seconds for o in each[base]) for each in rounds]
-    memory = " | ".join(f"{median(field) / _MB:.0f}" for field in ("state_bytes", "uss", "above", "rss"))
+    more = statistics.median(busy(each, contender) / busy(each, base) for each in rounds)
+    memory = " | ".join(f"{median(field) / _MB:.0f}" for field in ("state_bytes", "uss", "above", "rss", "told"))
     return (
         f"| {count} | {contender[0]} | {contender[1]} | {memory} | {median('seconds') * 1e3:.0f} | "
-        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f}) |"
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f}) | "
+        f"{statistics.median(busy(each, contender) for each in rounds) * 1e3:.0f} | {more:.2f} |"
     )
 
 
@@ -116,7 +135,9 @@ def _instance(index: int, count: int, port: int, reduction: str, shard: str, num
     torch.set_num_threads(1)
     instances = Instances.join(dist.TCPStore("127.0.0.1", port, is_master=False), index, count, 300, [count])
     name, *overrides = MODEL
+    shard, _, spares = shard.partition(" + ")
     keys = [f"batch.replicas={count}", f"engine.reduction={reduction}", f"parallel.shard={shard}"]
+    keys += [f"launch.spare_copies={spares or 0}"]
     recipe = load_recipe(name, [*overrides, *keys])
     if shard == "parameters":
         for module in ("torch.distributed.fsdp", "torch._dynamo"):  # loaded with it: 110 MB in USS, not in above
@@ -124,19 +145,25 @@ def _instance(index: int, count: int, port: int, reduction: str, shard: str, num
     before = psutil.Process().memory_full_info().uss
     training = build_training(recipe, build_topology(count, count), instances, 1)
     engine = build_engine(training)
-    seconds = []
+    seconds, busy = [], []
     with samples_of_updates(training, 0, num_updates) as all_samples:
         for update, samples in enumerate(all_samples):
             instances.barrier()
-            began = time.perf_counter()
+            began, before_s = time.perf_counter(), time.process_time()
             engine.update(update, samples, 1e-4)
             seconds.append(time.perf_counter() - began)
+            busy.append(time.process_time() - before_s)
     instances.barrier()
     memory = psutil.Process().memory_full_info()
     state = sum(tensor.nbytes for slots in training.state.optimiser.state.values() for tensor in slots.values())
-    del engine, training  # before the groups they talk over
+    told, form = 0, training.parallelism
+    if isinstance(form, ShardedOptimiser):
+        params = training.state.model.named_parameters()
+        told = sum(param.nbytes for name, param in params if name not in form.held())
+    del engine, form, training  # before the groups they talk over
     instances.barrier()
-    measured = Measured(state, memory.uss, memory.uss - before, memory.rss, statistics.median(seconds[2:]))
+    times = statistics.median(seconds[2:]), statistics.median(busy[2:])
+    measured = Measured(state, memory.uss, memory.uss - before, memory.rss, told, *times)
     instances.close()
     return measured
 

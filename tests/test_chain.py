@@ -4,9 +4,11 @@ import json
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch import nn
 
-from podium.chain import Chain, linked
+from podium.chain import LOSS_MARKS, MARK_DIGITS, Chain, are_told, first_other_mark, linked, loss_marks
 from podium.distributed.digest import joined_digest, tensor_digests, tensor_xxh3
 from podium.engine.saved_state import check_saved
 from podium.engine.state import Progress
@@ -96,3 +98,27 @@ def test_readers_of_numbers_see_no_digests_and_a_resume_keeps_them(tmp_path):
 def test_a_record_whose_digest_is_none_is_damaged(value):
     assert parse_record(json.dumps(record(5)).encode()) is not None
     assert parse_record(json.dumps(record(5, **{"weights/chain": value})).encode()) is None
+
+
+@given(data=st.data(), per_update=st.integers(1, 6), num=st.integers(1, 12))
+def test_marks_name_the_first_update_with_other_losses_in_whatever_order_they_are(data, per_update, num):
+    losses = data.draw(st.lists(st.floats(0, 100, width=32), min_size=per_update * num, max_size=per_update * num))
+    ours = [(loss, 1) for loss in losses]
+    other, record = list(ours), {"update": 40}
+    updates = [other[start : start + per_update] for start in range(0, len(other), per_update)]
+    mixed = [part for update in updates for part in data.draw(st.permutations(update))]
+    assert loss_marks(mixed, per_update) == loss_marks(ours, per_update)
+    place = data.draw(st.integers(0, len(losses) - 1))
+    other[place] = (losses[place] + 1, 1)
+    told, theirs = ({**record, LOSS_MARKS: loss_marks(each, per_update)} for each in (ours, other))
+    assert len(told[LOSS_MARKS]) == MARK_DIGITS * num
+    assume(told != theirs)  # one of 65,536 marks is the same by chance
+    assert are_told(LOSS_MARKS, told, theirs)
+    assert first_other_mark(LOSS_MARKS, told, told) is None
+    assert first_other_mark(LOSS_MARKS, told, theirs) == 40 - num + 1 + place // per_update
+
+
+def test_losses_that_are_not_those_of_whole_updates_have_no_marks():
+    assert loss_marks([(1.0, 1)] * 5, 2) == ""
+    assert not are_told(LOSS_MARKS, {"update": 3, LOSS_MARKS: ""}, {"update": 3, LOSS_MARKS: ""})
+    assert first_other_mark(LOSS_MARKS, {"update": 3, LOSS_MARKS: "0000"}, {"update": 3}) is None

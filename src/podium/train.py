@@ -31,6 +31,7 @@ from podium.runs.recipe_changes import check_changes
 from podium.runs.summary import SummaryWriter
 from podium.topology import Topology
 from podium.training.build import Training, build_training, threads_per_replica
+from podium.training.chain import mark_weights
 from podium.training.clock import Clock
 from podium.training.feeding import build_engine, samples_of_updates
 from podium.training.memory import check_memory
@@ -275,6 +276,7 @@ def _make_updates(
             stopping = engine.update(progress.update, samples, lr, stop=stop.after(progress.update + 1) is not None)
             progress.update += 1
             take_average(training)
+            mark_weights(training)
             groups.updated()
             if follow(engine, progress.update, stopping):
                 return

@@ -40,16 +40,19 @@ def flipped(tmp_path_factory) -> Path:
     return path
 
 
-def train_with_a_flipped_bit(path: Path):
+def train_with_a_flipped_bit(path: Path, *words: str, of_last: bool = False):
+    """Train while a bit of a weight flips that has no influence, or of the last bias, which has one at once."""
+
     def after_update(training) -> None:
         if training.state.progress.update == FLIPPED_AFTER:
             weights = dict(training.state.model.named_parameters())
-            name = next(name for name in weights if name.endswith("weight") and weights[name].dim() == 2)
+            names = [name for name in weights if of_last or (name.endswith("weight") and weights[name].dim() == 2)]
+            name = names[-1] if of_last else names[0]
             weights[name].detach().view(-1)[7:8].view(torch.int32).bitwise_xor_(1 << 20)
         validation.take_average(training)
 
     with mock.patch("podium.train.take_average", after_update):
-        return podium_here("train", *RECIPE, "--out", path)
+        return podium_here("train", *RECIPE, *words, "--out", path)
 
 
 def copied(run: Path, into: Path) -> Path:
@@ -88,6 +91,7 @@ def test_the_first_record_that_differs_is_named_and_the_tensors(flipped, tmp_pat
     assert "the record of update 15 is the first that differs, after equal ones up to update 10: weights/xxh3" in (
         done.stdout
     )
+    assert "it began in update" not in done.stdout  # the bit is one that no loss depends on
     assert "different after update 16" in done.stdout
     assert Run(kept).summary()["updates"] == 20
     compared = podium_here("compare", "--bits", flipped, kept, "--json")
@@ -95,8 +99,27 @@ def test_the_first_record_that_differs_is_named_and_the_tensors(flipped, tmp_pat
     tree = json.loads(compared.stdout)
     assert tree["first_difference"]["update"] == 15
     assert tree["first_difference"]["equal_until"] == 10
+    assert tree["first_difference"]["first_losses"] is None
     assert tree["checkpoint"] == 16
     assert any(each["name"].endswith("weight") and each["num"] for each in tree["tensors"])
+
+
+def test_single_updates_are_named_by_their_losses_or_by_digests_of_each(tmp_path):
+    assert train_with_a_flipped_bit(tmp_path / "run", of_last=True).returncode == 0
+    done = podium_here("verify", tmp_path / "run", "--updates", "8:20")
+    assert done.returncode == 1, done.stderr
+    assert "it began after update 10 at the latest in update 14, whose losses are the first that differ" in done.stdout
+    assert train_with_a_flipped_bit(tmp_path / "each", "log.digests=updates").returncode == 0
+    done = podium_here("verify", tmp_path / "each", "--updates", "8:20")
+    assert done.returncode == 1, done.stderr
+    assert "it began in update 13: the weights after it are the first that differ\n" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["parallel.stages=2"], ["parallel.shard=parameters", "engine.reduction=fast"]])
+def test_digests_of_each_update_want_all_weights(words, tmp_path):
+    done = podium_here("train", *RECIPE, *words, "log.digests=updates", "--out", tmp_path / "run")
+    assert_user_error(done, "log.digests = updates needs all weights on every instance", words[0].partition("=")[0])
+    assert not (tmp_path / "run").exists()
 
 
 def test_two_runs_that_are_equal_and_two_that_are_not(trained, flipped, tmp_path):

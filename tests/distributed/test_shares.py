@@ -1,5 +1,8 @@
 """Shares of the optimiser's state: balanced, disjoint, together the whole."""
 
+from itertools import pairwise
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,13 +12,16 @@ from torch import nn
 from podium.checkpoints.tensor_file import read_checked, tensors_in, write_tensors
 from podium.contract import by_dimension
 from podium.distributed.instances import Instances
+from podium.distributed.sharding import optimiser_state
 from podium.distributed.sharding.fully_sharded import check_fully_sharded
 from podium.distributed.sharding.gather_tensors import GatheredTensors, aligned_order
-from podium.distributed.sharding.optimiser_state import Shares, owners
+from podium.distributed.sharding.optimiser_state import Shares, copies_of, owners
 from podium.errors import UserError
 from podium.optim.optimisers import Optimiser, build_optimiser
 from podium.optim.state_tensors import state_tensors
 from podium.recipe.sections.optim import OptimSection
+from tests.support.processes import assert_user_error, podium_here
+from tests.support.recipes import TINY
 
 
 @given(sizes=st.lists(st.integers(0, 10**6), max_size=60), log2_count=st.integers(0, 4))
@@ -39,7 +45,7 @@ def test_every_instance_has_the_bytes_of_its_share_alone(name, count):
     whole = build_optimiser(section, model, by_dimension(model))
     named = dict(model.named_parameters())
     parts = [
-        build_optimiser(section, model, by_dimension(model), Shares(named, Instances(index, count, None)).own)
+        build_optimiser(section, model, by_dimension(model), Shares(named, Instances(index, count, None)).held)
         for index in range(count)
     ]
     assert [state_bytes(part) for part in parts] == [state_bytes(whole) // count] * count
@@ -81,3 +87,48 @@ def test_what_cannot_be_spread_is_one_sentence(changed, sentence):
     check_fully_sharded(model, *usual.values())
     with pytest.raises(UserError, match=sentence):
         check_fully_sharded(model, *(usual | changed).values())
+
+
+# --- spare copies -----------------------------------------------------------------------------------------------------
+
+
+@given(host_sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), data=st.data())
+def test_copies_are_held_by_others_and_by_another_host_where_there_is_one(host_sizes, data):
+    count = sum(host_sizes)
+    owner = data.draw(st.integers(0, count - 1))
+    every = [copies_of(owner, num_spares, host_sizes) for num_spares in range(count + 2)]
+    assert every[0] == [owner]
+    assert [len(set(holders)) for holders in every] == [*range(1, count + 1), count, count]
+    assert all(holders[:-1] == before for before, holders in pairwise(every[:count]))
+    host = [number for number, size in enumerate(host_sizes) for _ in range(size)]
+    if len(set(host_sizes)) == 1 and len(host_sizes) > 1:
+        assert host[every[1][1]] != host[owner]
+
+
+@given(shapes=st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=5), room=st.integers(1, 40), data=st.data())
+def test_shares_are_cut_into_pieces_that_hold_every_byte_once(shapes, room, data):
+    tensors = [torch.randn(shape).permute(data.draw(st.permutations(range(len(shape))))) for shape in shapes]
+    with mock.patch.object(optimiser_state, "EXCHANGE_BYTES", room):
+        pieces = optimiser_state._pieces([optimiser_state._bytes(tensor) for tensor in tensors])
+    assert all(0 < sum(map(len, parts)) <= room for parts in pieces)
+    assert all(sum(map(len, parts)) == room for parts in pieces[:-1])
+    for parts in pieces:
+        for part in parts:
+            part.zero_()  # views, of the tensors themselves
+    assert not any(tensor.any() for tensor in tensors)
+    assert sum(len(part) for parts in pieces for part in parts) == sum(4 * tensor.numel() for tensor in tensors)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["parallel.stages=2"],
+        ["parallel.shard=parameters", "engine.reduction=fast"],
+        ["engine.reduction=fast", "parallel.shard=optimiser"],
+    ],
+)
+def test_copies_that_nobody_could_use_are_refused(words, tmp_path):
+    done = podium_here("train", *TINY["mnist"], *words, "launch.spare_copies=1", "--out", tmp_path / "run")
+    named = words[0].replace("=", " = ") if "stages" not in words[0] else "parallel.stages"
+    assert_user_error(done, "launch.spare_copies = 1 cannot be combined with", named)
+    assert not (tmp_path / "run").exists()

@@ -60,7 +60,7 @@ def test_a_killed_instance_is_replaced_while_the_other_goes_on(killed, tmp_path,
 
 
 def test_an_instance_that_was_only_slow_ends_itself_with_one_sentence(tmp_path, outcome_alone):
-    args = [*LONG, "launch.timeout=4", "--instances", 2, "--out", "run"]
+    args = [*LONG, "launch.timeout=4", "launch.restarts=1", "--instances", 2, "--out", "run"]  # it counts once
     with started("train", *args, cwd=tmp_path) as launched:
         launched.until_records(tmp_path / "run", 3)
         slow = launched.instances[1]

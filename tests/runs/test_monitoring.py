@@ -48,6 +48,29 @@ def test_the_file_of_an_instance_says_how_it_ended(watched):
     assert state.number > 1
 
 
+def test_files_of_instances_that_are_no_more_go_and_those_of_others_stay_as_they_are(tmp_path, monkeypatch):
+    name, *overrides = TINY["mnist"]
+    run, before = Run(tmp_path / "run"), monitoring.Monitoring.__enter__
+
+    def enter(watching):
+        run.monitor.mkdir()
+        for index in (1, 12):
+            instance_file(run, index).write_text("{}")
+        return before(watching)
+
+    def leave(watching, *error):  # as the last thing, once another process has this number
+        leave_before(watching, *error)
+        instance_file(run, 0).write_text('{"pid": 1}')
+        watching._write(ended=True)
+
+    leave_before = monitoring.Monitoring.__exit__
+    monkeypatch.setattr(monitoring.Monitoring, "__enter__", enter)
+    monkeypatch.setattr(monitoring.Monitoring, "__exit__", leave)
+    train(load_recipe(name, [*overrides, "train.length=2up"]), run.path)
+    assert [path.name for path in run.monitor.iterdir()] == ["instance-0.json"]
+    assert instance_file(run, 0).read_text() == '{"pid": 1}'
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from podium.chain import LINK, WEIGHTS
+from podium.chain import LINK, LOSS_MARKS, WEIGHT_MARKS, WEIGHTS, first_other_mark
 from podium.checkpoints import reading
 from podium.checkpoints.reading import Checkpoint
 from podium.errors import UserError
@@ -37,13 +37,31 @@ class RecordDifference:
     fields: dict[str, tuple[Any, Any]]
     #: the last update before it whose records are equal
     equal_until: int | None
+    #: the first update whose losses differ, and the first after which the weights do, where the records tell
+    first_losses: int | None = None
+    first_weights: int | None = None
 
     def sentence(self) -> str:
         """Return the fields that differ, the weights first."""
-        names = sorted(self.fields, key=lambda name: (name != WEIGHTS, name))
+        names = sorted(
+            self.fields.keys() - {LOSS_MARKS, WEIGHT_MARKS} or self.fields, key=lambda name: (name != WEIGHTS, name)
+        )
         shown = [f"{visible(name)} {_text(self.fields[name][0])} and {_text(self.fields[name][1])}" for name in names]
         more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
         return f"{', '.join(shown[:4])}{more}"
+
+    def begin(self) -> str:
+        """Return in which update it began, as far as the records tell; empty where they do not."""
+        losses, weights, before = self.first_losses, self.first_weights, self.equal_until
+        if weights is not None:
+            also = f", and its losses {'do, too' if losses == weights else 'do not'}" if losses is not None else ""
+            return f"it began in update {weights}: the weights after it are the first that differ{also}"
+        if losses is None:
+            return ""
+        if before is not None and before + 1 == losses:
+            return f"it began in update {losses}: the weights before it are equal, and its losses differ"
+        first = f" after update {before}" if before is not None else ""
+        return f"it began{first} at the latest in update {losses}, whose losses are the first that differ"
 
 
 @dataclass(frozen=True)
@@ -76,7 +94,8 @@ def first_difference(ours: Sequence[Record], theirs: Sequence[Record]) -> tuple[
             if _is_shared(name, record, other, alike=alike) and record.get(name) != other.get(name)
         }
         if fields:
-            return RecordDifference(record["update"], fields, equal[-1] if equal else None), equal
+            first = (first_other_mark(field, record, other) for field in (LOSS_MARKS, WEIGHT_MARKS))
+            return RecordDifference(record["update"], fields, equal[-1] if equal else None, *first), equal
         equal.append(record["update"])
     return None, equal
 
@@ -96,7 +115,7 @@ def _same_places(ours: Sequence[Record], theirs: Sequence[Record]) -> bool:
 def _is_shared(name: str, one: Record, other: Record, *, alike: bool) -> bool:
     """Return whether equal trainings have the same value of a field. Unless their records are `alike`, of the same
     updates, links and means since the last record say nothing."""
-    if name in (WEIGHTS, LINK):  # records of earlier versions have none
+    if name in (WEIGHTS, LINK, LOSS_MARKS, WEIGHT_MARKS):  # records of earlier versions have none
         return name in one and name in other and (alike or name == WEIGHTS)
     return name.startswith(_SAME if alike else "valid/") and name not in _OWN
 
@@ -220,4 +239,8 @@ def _verdict(difference: RecordDifference | None, equal: Sequence[int]) -> str:
             f"{count} of the same updates are equal, the last of update {equal[-1]}" if equal else "no common records"
         )
     until = "" if difference.equal_until is None else f"; equal up to update {difference.equal_until}"
-    return f"the records of update {difference.update} are the first that differ: {difference.sentence()}{until}"
+    begin = difference.begin()
+    return (
+        f"the records of update {difference.update} are the first that differ: {difference.sentence()}{until}"
+        f"{'; ' if begin else ''}{begin}"
+    )

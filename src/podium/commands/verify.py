@@ -260,6 +260,8 @@ def _tell_difference(run: Run, again: Run, difference: RecordDifference, on: str
         f"the record of update {difference.update} is the first that differs{until}: {difference.sentence()} "
         f"(the run's, and when made again {on})"
     )
+    if begin := difference.begin():
+        _tell(begin)
     equal: list[int] = []
     for theirs, ours in shared_checkpoints(run, again, difference.update):
         if different := different_tensors(theirs, ours):

@@ -216,7 +216,7 @@ class Instances:
             rows = gathered.view(self.count, -1).view(torch.uint8)
             own = rows[self.index]
             own.copy_(values.reshape(-1).view(torch.uint8))
-            for pieces, part in self._exchange(own):
+            for pieces, part in self.exchange(own):
                 for row, piece in zip(rows, pieces, strict=True):
                     row[part].copy_(piece)
         elif values.numel():
@@ -224,15 +224,17 @@ class Instances:
                 dist.all_gather_single(gathered.view(-1), values.contiguous().view(-1), group=self.group())
         return gathered
 
-    def broadcast(self, values: Tensor, source: int = 0) -> None:
-        """Overwrite `values` (contiguous, the same shape everywhere) with those of instance `source`."""
+    def broadcast(self, values: Tensor, source: int = 0, *, takes: bool = True) -> None:
+        """Overwrite `values` (contiguous, the same shape everywhere) with those of instance `source`; not on an
+        instance that does not take them, if they are in shared memory."""
         if self.count == 1 or not values.numel():
             return
         assert values.device.type == "cpu", "a tensor of an accelerator among the messages of control"
         if self._shared is not None:
             flat = values.view(-1).view(torch.uint8)
-            for pieces, part in self._exchange(flat if self.index == source else flat[:0], flat.numel()):
-                flat[part].copy_(pieces[source])
+            for pieces, part in self.exchange(flat if self.index == source else flat[:0], flat.numel()):
+                if takes:
+                    flat[part].copy_(pieces[source])
         else:
             with naming_lost_instance(self.members[source]):
                 dist.broadcast(values, group=self.group(), group_src=source)
@@ -297,7 +299,7 @@ class Instances:
             self._group = None
             dist.destroy_process_group()
 
-    def _exchange(self, own: Tensor, length: int = 0) -> Iterator[tuple[list[Tensor], slice]]:
+    def exchange(self, own: Tensor, length: int = 0) -> Iterator[tuple[list[Tensor], slice]]:
         """Exchange the bytes `own` through shared memory, piece by piece; yield (the pieces of all instances, their
         slice of the whole). All instances pass the same number of bytes; one that only receives passes an empty tensor
         and the `length`.

@@ -116,8 +116,8 @@ class PendingLosses:
         self._values.append(total.item() if total.device.type == "cpu" else total.detach())
         self._labels.append((name, count))
 
-    def collect(self, instances: Instances | None = None) -> Sums:
-        """Wait for the device and return the values of all instances.
+    def collect(self, instances: Instances | None = None, num_updates: int = 1) -> Sums:
+        """Wait for the device and return the values of all instances, by update.
 
         Instances may have any number of parts, including none. Takes two messages.
         """
@@ -126,8 +126,12 @@ class PendingLosses:
             return _sums(names, values)
         sums = Sums()
         # JSON preserves every float exactly (in Python, also nan and infinities), and executes nothing when read.
-        for their_names, their_values in all_gather_facts(instances, [names, values.tolist()]):
-            sums.extend(_sums(their_names, torch.tensor(their_values, dtype=torch.float64).view(-1, 2)))
+        every = all_gather_facts(instances, [names, values.tolist()])
+        for update in range(num_updates):
+            for their_names, their_values in every:
+                each = len(their_names) // max(1, num_updates)
+                part = slice(update * each, (update + 1) * each)
+                sums.extend(_sums(their_names[part], torch.tensor(their_values[part], dtype=torch.float64).view(-1, 2)))
         return sums
 
     def collect_alike(self, instances: Instances, num_updates: int, num_replicas: Sequence[int]) -> Sums:

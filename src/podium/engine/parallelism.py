@@ -206,6 +206,9 @@ class Parallelism:
         """Return the norm of all gradients, from the total of `gradient_norms`."""
         return norm
 
+    def before_step(self) -> None:
+        """Wait until every instance has what it needs for the step, where otherwise some could not make it any more."""
+
     def after_step(self) -> None:
         """Update all weights on every instance, where each instance stepped only some of them."""
 
@@ -272,20 +275,34 @@ class Replicated(Parallelism):
 
 
 class ShardedOptimiser(Parallelism):
-    """Whole replicas, where every instance keeps the optimiser state of some parameters, steps these and broadcasts
-    them to the others. `parallel.shard: optimiser`."""
+    """Whole replicas, where every instance keeps the optimiser state of some parameters, steps these and hands them to
+    the others. `parallel.shard: optimiser`, with `launch.spare_copies`."""
 
-    def __init__(self, model: nn.Module, instances: Instances, reduction: ReductionName = "exact") -> None:
+    def __init__(
+        self, model: nn.Module, instances: Instances, reduction: ReductionName = "exact", num_spares: int = 0
+    ) -> None:
         super().__init__(model, instances, reduction)
         self.holders = instances
         params = {name: param for name, param in model.named_parameters() if param.requires_grad}
-        self._shares = Shares(params, instances)
+        self._num_spares, self._shares = num_spares, Shares(params, instances, num_spares)
 
     def build_optimiser(self, section: OptimSection, groups: list[ParamGroup], own_class: Any = None) -> Optimiser:
-        return build_optimiser(section, self.model, groups, self._shares.own, own_class)
+        return build_optimiser(section, self.model, groups, self._shares.held, own_class)
+
+    def before_step(self) -> None:
+        if self._num_spares:
+            self.instances.barrier()
 
     def after_step(self) -> None:
         self._shares.broadcast(self._waited)
+
+    def held(self) -> set[str]:
+        """Return the names of the parameters that this instance steps."""
+        return self._shares.held
+
+    def can_regroup(self) -> bool:
+        in_memory = self.instances.share_memory and bool(self._ledgers) and not self.instances.uses_messages
+        return bool(self._num_spares) and self._reduction_name == "exact" and in_memory
 
 
 class FullySharded(Parallelism):
@@ -349,7 +366,7 @@ class Pipelined(Parallelism):
         return self._pipeline.all_norms(names, super().gradient_norms(optimiser, params))
 
     def collect(self, pending: PendingLosses, num_updates: int) -> Sums:
-        return pending.collect(self.instances)  # only some instances have losses
+        return pending.collect(self.instances, num_updates)  # only some instances have losses
 
     def losses(
         self, model: nn.Module, workload: Workload, batches: Iterable[Batch], sizes: Iterable[int]

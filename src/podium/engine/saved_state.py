@@ -21,6 +21,7 @@ class _Chain(_Saved):
     update: _Count = 0
     before: _Link = ""
     link: _Link = ""
+    each: Annotated[str, Field(pattern="^[0-9a-f]*$")] = ""
 
 
 class _Progress(_Saved):

@@ -15,6 +15,7 @@ instances. The host never reads a value from the device in here; `collect()` doe
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -101,6 +102,10 @@ class Engine:
         if options.graph:
             self._replicas.graph = PassGraph(device, self._params, self._buffers, self._replicas.both_passes)
         self._num_pending = 0
+        #: makes the step of the update whose gradients are summed, until it is made
+        self._due: Callable[[], None] | None = None
+        #: how many updates are made, but for weights that other instances have not told yet
+        self.num_made = 0
         self._compiled: Compiled | None = None
         self._executable: Executable | None = None
         if options.compile:
@@ -134,7 +139,7 @@ class Engine:
             first = {name: rows[0, 0] for name, rows in samples.items()}
             self._executable = self._compiled.make(self._task.workload.loss, first, self._parallelism.instances)
             self._events.compiled(self._executable)
-        scale, clip_norm = self._state.loss_scale, self._options.clip_norm
+        scale = self._state.loss_scale
         before = [buffer.clone() for buffer in self._buffers] if scale.automatic else []
         factor = scale.factor
         audit = self._audits if self._audits is not None and self._audits.begin(update, self._replicas) else None
@@ -146,8 +151,34 @@ class Engine:
             except InstanceLost:
                 self._undo()
                 raise
-        divisor = count * factor if scale.automatic or factor != 1 else count
-        norms = None
+        self._due = partial(self._step, update, count * factor if scale.automatic or factor != 1 else count, lr, before)
+        self._parallelism.before_step()
+        self.finish()
+        self._parallelism.after_step()
+        return stop
+
+    @property
+    def can_finish(self) -> bool:
+        """Whether an update has all that its step needs, and has not made it."""
+        return self._due is not None
+
+    def finish(self) -> None:
+        """Make the step of the update whose gradients are summed, without a word from other instances."""
+        assert self._due is not None
+        due, self._due = self._due, None
+        due()
+        self._num_pending += 1
+        self._replicas.pending.complete()
+
+    def give_up(self) -> None:
+        """Leave the state as it was before the update whose step is not made."""
+        if self._due is not None:
+            self._due = None
+            self._undo()
+
+    def _step(self, update: int, divisor: Tensor | float, lr: float, before: list[Tensor]) -> None:
+        """Change the weights, or leave them and the buffers as they were `before` where gradients have overflowed."""
+        scale, clip_norm, norms = self._state.loss_scale, self._options.clip_norm, None
         if scale.automatic or clip_norm is not None:
             norms = self._parallelism.gradient_norms(self._state.optimiser, self._params)
         found_inf = scale.observe(norms) if scale.automatic and norms is not None else None
@@ -157,15 +188,12 @@ class Engine:
             self._rounding.begin(update)
         with self._events.span("optimiser"):
             step(self._state.optimiser, divisor, lr, self._rounding, found_inf)
-            self._parallelism.after_step()
         if found_inf is not None:
             for buffer, value in zip(self._buffers, before, strict=True):
                 buffer.copy_(torch.where(found_inf > 0, value, buffer))
         for param in self._params:
             param.grad = None
-        self._num_pending += 1
-        self._replicas.pending.complete()
-        return stop
+        self.num_made = update + 1
 
     def _may_replay(self, device: torch.device) -> bool:
         """Return whether passes may be replayed: where nobody looks into them, and nothing changes from one to the

@@ -117,6 +117,7 @@ class Crew:
             return 0
         for seat in self._given_up & codes.keys():
             self._say_goodbye(seat)
+            del codes[seat]  # it was counted when it was given up
         view, lost = self._coordinator.view, dict[int, Failure]()
         for seat in sorted(codes.keys() - self._given_up):
             if codes[seat] in FINAL and seat in view.seats:

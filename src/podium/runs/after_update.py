@@ -3,6 +3,7 @@
 It can be done again for the same update, where an instance was lost in the middle of it.
 """
 
+from podium.chain import LOSS_MARKS, loss_marks
 from podium.checkpoints.writing import Saver
 from podium.engine.update import Engine
 from podium.runs.metrics import Telemetry
@@ -52,10 +53,12 @@ class AfterUpdate:
             self._groups.collected()
             check_finite(progress.pending, update)
         if record_due:
+            batch, losses = recipe.batch, progress.pending.parts.get("loss", [])
+            told = {LOSS_MARKS: loss_marks(losses, batch.num_replicas * batch.num_accumulation)}
             record = lengths.place(update) | named("train", progress.take_train())
             record |= {"train/lr": state.schedule.lr(update - 1)} | self._groups.meter.record(update)
             record |= state.loss_scale.record() | self._summary.monitoring.record()
-            record |= chained(training)
+            record |= chained(training) | told
             improved = False
             if valid_due:
                 with clock.phase("valid"):

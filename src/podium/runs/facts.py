@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from podium.chain import LINK, WEIGHTS
+from podium.chain import LINK, LOSS_MARKS, WEIGHT_MARKS, WEIGHTS
 from podium.errors import UserError, system_reason
 from podium.machine.bounded_files import open_regular, parse_mapping, read_mapping
 
@@ -21,7 +21,8 @@ from podium.machine.bounded_files import open_regular, parse_mapping, read_mappi
 _LINE_BYTES = 1 << 20
 _MAX_RECORDS = 1_000_000
 #: the fields of a record that are no numbers, and what they hold
-_DIGESTS, _DIGEST = (WEIGHTS, LINK), re.compile("[0-9a-f]{16}")
+_DIGEST, _MARKS = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]*")
+_DIGESTS = {WEIGHTS: _DIGEST, LINK: _DIGEST, LOSS_MARKS: _MARKS, WEIGHT_MARKS: _MARKS}
 
 Record = dict[str, Any]
 
@@ -183,7 +184,7 @@ def parse_record(line: bytes, *, digests: bool = False) -> Record | None:
     if not isinstance(update, int) or isinstance(update, bool) or not 0 <= update < 2**63:
         return None
     found = {name: record.pop(name) for name in _DIGESTS if name in record}
-    if not all(isinstance(value, str) and _DIGEST.fullmatch(value) for value in found.values()):
+    if not all(isinstance(value, str) and _DIGESTS[name].fullmatch(value) for name, value in found.items()):
         return None
     if not all(map(_is_number, record.values())):
         return None

@@ -80,16 +80,26 @@ def instance_file(run: Run, index: int) -> Path:
     return run.monitor / f"instance-{index}.json"
 
 
+def forget_instances(run: Run, count: int) -> None:
+    """Remove the files of instances that are no more, as there are `count` of them now."""
+    for index in _written(run):
+        if index >= count:
+            with suppress(OSError):
+                instance_file(run, index).unlink(missing_ok=True)
+
+
+def _written(run: Run) -> list[int]:
+    with suppress(OSError):
+        names = [_NAME.fullmatch(entry.name) for entry in run.monitor.iterdir()]
+        return sorted(int(match[1]) for match in names if match)[:MAX_INSTANCES]
+    return []
+
+
 def read_instances(run: Run) -> list[InstanceState]:
     """Return what the instances have said last, in order; damaged files, and those of earlier instances, are left
     out."""
-    names: list[int] = []
-    with suppress(OSError):
-        for entry in run.monitor.iterdir():
-            if match := _NAME.fullmatch(entry.name):
-                names.append(int(match[1]))
     found: list[InstanceState] = []
-    for index in sorted(names)[:MAX_INSTANCES]:
+    for index in _written(run):
         with suppress(OSError, ValueError, ValidationError):
             state = InstanceState.model_validate(parse_mapping(read_limited(instance_file(run, index), _FILE_BYTES)))
             if state.instance == index and index < (found[0].instances if found else state.instances):

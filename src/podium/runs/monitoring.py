@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ from podium.machine.accelerator import accelerator_of
 from podium.machine.device import device_identity
 from podium.machine.usage import Reading, UsageMeter
 from podium.runs.folder import Run, replace_file
-from podium.runs.live import instance_file
+from podium.runs.live import forget_instances, instance_file
 from podium.training.build import Training
 from podium.training.clock import Clock
 from podium.ui.console import warn
@@ -45,6 +46,8 @@ class Monitoring:
         self._on = training.recipe.log.monitor
         self._run = run
         self._writes = True
+        #: how many instances have files, as far as the lead has seen to it
+        self._num_shown: int | None = None
         self._ending, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._go_on, name="podium-monitor", daemon=True)
         self._history: deque[tuple[float, int, dict[str, float]]] = deque(maxlen=_WINDOW)
@@ -169,7 +172,17 @@ class Monitoring:
         path = instance_file(self._run, placement.instances.index)
         with suppress(FileExistsError):
             path.parent.mkdir(exist_ok=True)
+        if ended and not self._is_own(path):  # another instance has this number since
+            return
         replace_file(path, json.dumps(facts).encode())
+        if placement.is_lead and self._num_shown != placement.instances.count:
+            self._num_shown = placement.instances.count
+            forget_instances(self._run, self._num_shown)
+
+    def _is_own(self, path: Path) -> bool:
+        with suppress(OSError, ValueError):
+            return bool(json.loads(path.read_bytes()).get("pid") == os.getpid())
+        return True
 
 
 def _adds_up(name: str) -> bool:

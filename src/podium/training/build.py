@@ -99,6 +99,8 @@ def build_training(
     check_audit(recipe, largest_span(model))
     check_graph(recipe, device, instances.count, task)
     check_double_precision(recipe, task, model, placement)
+    check_spare_copies(recipe)
+    check_digests(recipe)
     if recipe.valid.recalibrate and not any(isinstance(module, AnyBatchNorm) for module in model.modules()):
         raise UserError(
             f"valid.recalibrate = {recipe.valid.recalibrate}: the model has no batch norm, and so no statistics to "
@@ -109,7 +111,7 @@ def build_training(
     parallelism = build_parallelism(recipe, task.workload, model, layers, placement)
     state = TrainState(
         model,
-        parallelism.build_optimiser(recipe.optim, task.workload.param_groups(model), _own(recipe, "optim")),
+        parallelism.build_optimiser(recipe.optim, task.workload.param_groups(model), own_of(recipe, "optim")),
         build_schedule(
             recipe.schedule,
             scaled_lr(
@@ -122,7 +124,7 @@ def build_training(
             task.lengths.total_updates,
             task.lengths.updates_per_epoch,
             recipe.batch.global_batch,
-            _own(recipe, "schedule"),
+            own_of(recipe, "schedule"),
         ),
         LossScale(recipe.precision.loss_scale, device),
         average=None if (method := recipe.average.method) == "none" else WeightAverage(method, recipe.average.decay),
@@ -185,6 +187,32 @@ def check_double_precision(recipe: Recipe, task: Task, model: nn.Module, placeme
         raise UserError(
             f"{what} needs numbers in double precision, which {device_name(device)} does not have: change it, or use "
             "engine.device=cpu"
+        )
+
+
+def check_spare_copies(recipe: Recipe) -> None:
+    """Raise UserError where spare copies are asked for of what nobody could go on with."""
+    parallel, asked = recipe.parallel, f"launch.spare_copies = {recipe.launch.spare_copies}"
+    reasons = {
+        "parallel.stages": parallel.num_stages > 1,
+        "parallel.shard = parameters": parallel.shard == "parameters",
+        "engine.reduction = fast": recipe.engine.reduction == "fast" and parallel.shard == "optimiser",
+    }
+    if recipe.launch.spare_copies and (reason := next((name for name, holds in reasons.items() if holds), None)):
+        raise UserError(
+            f"{asked} cannot be combined with {reason}, which restarts from the last checkpoint when an instance is "
+            "lost: set it to 0"
+        )
+
+
+def check_digests(recipe: Recipe) -> None:
+    """Raise UserError where weights are to be digested after every update and no instance has them all."""
+    parallel = recipe.parallel
+    reason = "parallel.stages" if parallel.num_stages > 1 else f"parallel.shard = {parallel.shard}"
+    if recipe.log.digests == "updates" and (parallel.num_stages > 1 or parallel.shard == "parameters"):
+        raise UserError(
+            f"log.digests = updates needs all weights on every instance, which {reason} does not leave there: set it "
+            "to records"
         )
 
 
@@ -267,13 +295,11 @@ def build_parallelism(
             parallel=recipe.parallel,
             precision=recipe.precision,
             optim=recipe.optim,
-            own_class=_own(recipe, "optim"),
+            own_class=own_of(recipe, "optim"),
         )
         check_equal_weights(model, cut.data_group)
         return Pipelined(model, cut, instances)
     check_equal_weights(model, instances)
-    if instances.count > 1 and shard == "optimiser":
-        return ShardedOptimiser(model, instances, reduction)
     if instances.count > 1 and shard == "parameters":
         scale = recipe.precision.loss_scale
         check_fully_sharded(model, reduction, recipe.optim.name, recipe.engine.compile, scale)
@@ -282,10 +308,19 @@ def build_parallelism(
         if recipe.precision.trap:  # again, as sharding has replaced the parameters
             trap_gradients(model)
         return sharded
-    return Replicated(model, instances, reduction)
+    return shared_out(recipe, model, instances)
 
 
-def _own(recipe: Recipe, part: Literal["optim", "schedule"]) -> Any:
+def shared_out(recipe: Recipe, model: nn.Module, instances: Instances) -> Parallelism:
+    """Return the form of parallelism where every instance has all weights."""
+    if instances.count > 1 and recipe.parallel.shard == "optimiser":
+        usable = instances.share_memory and instances.device.type == "cpu"  # else all restart when one is lost
+        num_spares = recipe.launch.spare_copies if usable else 0
+        return ShardedOptimiser(model, instances, recipe.engine.reduction, num_spares)
+    return Replicated(model, instances, recipe.engine.reduction)
+
+
+def own_of(recipe: Recipe, part: Literal["optim", "schedule"]) -> Any:
     """Return the user's class or function that the name of a section leads to; None where it is a shipped one."""
     name: str = getattr(recipe, part).name
     return own_member(name, f"{part}.name") if is_own_name(name) else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from podium.chain import LINK, WEIGHTS
+from podium.chain import LINK, WEIGHT_MARKS, WEIGHTS
 from podium.distributed.digest import joined_digest, tensor_digests
 from podium.distributed.messages import all_gather_facts, broadcast_facts
 from podium.distributed.pipeline.meta_blocks import local_tensors
@@ -22,9 +22,17 @@ def chained(training: Training) -> dict[str, Any]:
     Collective: all instances have the same chain. Raise TrainingFailed where they turn out to have different weights.
     """
     progress = training.state.progress
-    weights = _digest(training)
+    weights, each = _digest(training), progress.chain.each
     progress.chain = progress.chain.extended(progress.update, weights)
-    return {WEIGHTS: weights, LINK: progress.chain.link}
+    return {WEIGHTS: weights, LINK: progress.chain.link} | ({WEIGHT_MARKS: each} if each else {})
+
+
+def mark_weights(training: Training) -> None:
+    """Note a mark of the weights after an update, where the recipe asks for that."""
+    if training.recipe.log.digests == "updates":
+        progress = training.state.progress
+        weights = joined_digest(tensor_digests(local_tensors(training.state.model).items()))
+        progress.chain = progress.chain.marked(weights)
 
 
 def _digest(training: Training) -> str:

@@ -10,6 +10,7 @@ all have finished it under a lead that is still there.
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,16 @@ from podium.distributed.lost import InstanceLost
 from podium.distributed.messages import broadcast_facts
 from podium.distributed.pipeline.meta_blocks import local_tensors
 from podium.distributed.regrouping import Group, Membership, Standing
-from podium.engine.parallelism import Replicated
+from podium.distributed.sharding.spare import CopiesLost
+from podium.engine.parallelism import Parallelism, Replicated
 from podium.engine.update import Engine
 from podium.errors import PodiumError
+from podium.optim.optimisers import Optimiser
 from podium.optim.state_tensors import state_tensors
 from podium.training.build import Training
 from podium.training.clock import Clock
 from podium.training.progress import Meter
+from podium.training.resharing import Resharing, keeps_spare_copies
 from podium.ui import console
 
 _NO_STATE = -1
@@ -47,6 +51,7 @@ class Regrouping:
         self._training, self._clock = training, clock
         self._membership = training.placement.instances.membership
         self._engine: Engine | None = None
+        self._shares = Resharing(training) if keeps_spare_copies(training.recipe) else None
         #: the state after the last update, before what follows it, once all its losses are collected
         self._collected: dict[str, Any] | None = None
         self._update = training.state.progress.update
@@ -110,6 +115,8 @@ class Regrouping:
             raise lost
         was_lead = training.placement.is_lead
         training.parallelism.leave()
+        if self._shares is not None and self._engine is not None and self._shares.interrupted(self._engine):
+            self.updated()
         self._enter(membership)
         if training.placement.is_lead and not was_lead:
             membership.speak()
@@ -147,19 +154,25 @@ class Regrouping:
         if self._update == _NO_STATE:
             return Standing(_NO_STATE, whole=False)
         if self._collected is None:
-            assert self._engine is not None
-            try:
-                self._training.state.progress.pending.extend(self._engine.rescue())
-            except InstanceLost:
-                return Standing(self._update, whole=False)
+            self._collect_lost()
+        return Standing(self._update, whole=self._collected is not None)
+
+    def _collect_lost(self) -> None:
+        """Note the losses of complete updates, where that is possible without those that are lost."""
+        assert self._engine is not None
+        with suppress(InstanceLost):
+            self._training.state.progress.pending.extend(self._engine.rescue())
             self._collected = self._training.state.state()
-        return Standing(self._update, whole=True)
 
     def _is_in(self, membership: Membership, group: Group) -> bool:
         """Have all instances of the group at its update; return False where one of them is lost meanwhile."""
-        training = self._training
+        training, state = self._training, self._training.state
         try:
-            self._take_state(membership, group)
+            if self._shares is not None:
+                form, optimiser = self._take_share(self._shares, membership, group)
+            else:
+                self._take_state(membership, group)
+                form, optimiser = Replicated(state.model, group.instances), state.optimiser
             group.instances.barrier()
         except InstanceLost:
             group.instances.leave()
@@ -167,7 +180,7 @@ class Regrouping:
         membership.has_state()
         self.again = group.again
         training.placement = replace(training.placement, topology=group.topology, instances=group.instances)
-        training.parallelism = Replicated(training.state.model, group.instances)
+        training.parallelism, state.optimiser = form, optimiser
         return True
 
     def _take_state(self, membership: Membership, group: Group) -> None:
@@ -198,6 +211,42 @@ class Regrouping:
         if not is_source:
             state.load_facts(facts)
         self._update, self._collected = group.update, state.state()
+
+    def _take_share(self, shares: Resharing, membership: Membership, group: Group) -> tuple[Parallelism, Optimiser]:
+        """Do the same where each instance has a share of the optimiser's state; return what makes the next updates."""
+        state, instances = self._training.state, group.instances
+        if shares.follow(self._update, group):
+            self.updated()
+            self._collect_lost()
+        is_there = self._update == group.update
+        if not is_there and self._update != _NO_STATE:
+            raise AssertionError("an update was made that this instance cannot make")
+        if group.again and is_there and self._collected is not None:
+            state.load_facts(self._collected)
+        try:
+            shares.check_covered(group, is_there)
+        except CopiesLost:
+            reason = "the instances that held a share of the optimiser's state and its spare copies are lost"
+            self.restart(reason)
+            raise InstanceLost(None, reason) from None
+        shares.complete_weights(group, is_there)
+        form, optimiser = shares.dealt(group, is_there)
+        if is_there:
+            self._collected = state.state() if self._collected is not None else None
+        is_source = instances.index == group.source
+        assert not is_source or self._collected is not None, "nobody has the losses that are not recorded yet"
+        own = {"seconds": self._clock.seconds(), **state.state()} if is_source else None
+        facts = broadcast_facts(instances, own, group.source)
+        if not is_source:
+            state.load_facts(facts)
+        if bool(instances.gather(torch.tensor(not is_there)).any()):
+            shares.share_average(group, is_there)
+        if not is_there:
+            self._clock.restore(facts["seconds"])
+            membership.updated()
+            self._training.parallelism, state.optimiser = form, optimiser  # it had none: from here on it holds these
+        self._update, self._collected = group.update, state.state()
+        return form, optimiser
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

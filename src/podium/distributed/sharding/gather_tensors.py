@@ -44,7 +44,9 @@ class GatheredTensors:
         several instances hold whole is the same on each.
         """
         self._instances, self._own = instances, own
-        self._group = instances.group() if instances.count > 1 else None  # now, as later only some send and receive
+        self._group = None
+        if instances.count > 1 and not instances.share_memory:
+            self._group = instances.group()  # now, as later only some send and receive
         places = rows or {}
         declared = [
             [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), *places.get(name, (None, None))]
@@ -80,25 +82,35 @@ class GatheredTensors:
         """Copy the values that instance 0 passes into the tensors of the instances that hold them. Collective."""
         for name in self.like:
             for piece in self._pieces[name]:
-                if values is not None and piece.holder == 0:
-                    _copy(self._own[name], piece.of(values[name]))
-                elif values is not None:
-                    self._send(piece.of(values[name]), piece.holder)
-                elif piece.holder == self._instances.index:
-                    _copy(self._own[name], self._received(self._own[name], 0))
+                part = piece.of(values[name]) if values is not None else None
+                if piece.holder == 0:
+                    if part is not None:
+                        _copy(self._own[name], part)
+                elif (received := self._moved(part, self.like[name].dtype, piece, 0, piece.holder)) is not None:
+                    _copy(self._own[name], received)
 
     def _move(self, piece: _Piece, name: str, to: int, whole: Tensor) -> None:
         """Transfer a piece from its holder into `whole` on instance `to`."""
-        if self._instances.index == to:
-            own = piece.holder == to
-            piece.of(whole).copy_(self._own[name] if own else self._received(piece.of(whole), piece.holder))
-        elif self._instances.index == piece.holder:
-            self._send(self._own[name], to)
+        own = self._own[name] if self._instances.index == piece.holder else None
+        received = own if piece.holder == to else self._moved(own, whole.dtype, piece, piece.holder, to)
+        if self._instances.index == to and received is not None:
+            piece.of(whole).copy_(received)
+
+    def _moved(self, values: Tensor | None, dtype: torch.dtype, piece: _Piece, source: int, to: int) -> Tensor | None:
+        """Transfer the `values` of instance `source`, of the shape of a piece; return them on instance `to`."""
+        index = self._instances.index
+        if self._instances.share_memory:  # all take part
+            flat = torch.empty(piece.shape, dtype=dtype) if values is None or index != source else _in_order(values)
+            self._instances.broadcast(flat, source, takes=index == to)
+            return flat if index == to else None
+        if index == source and values is not None:
+            self._send(values, to)
+        return self._received(torch.empty(piece.shape, dtype=dtype, device="meta"), source) if index == to else None
 
     def _send(self, tensor: Tensor, to: int) -> None:
         if tensor.numel():
             with naming_lost_instance(to):
-                dist.send(tensor.detach().cpu().contiguous().reshape(-1), group=self._group, group_dst=to)
+                dist.send(_in_order(tensor).reshape(-1), group=self._group, group_dst=to)
 
     def _received(self, like: Tensor, holder: int) -> Tensor:
         values = torch.empty(like.numel(), dtype=like.dtype)
@@ -106,6 +118,10 @@ class GatheredTensors:
             with naming_lost_instance(holder):
                 dist.recv(values, group=self._group, group_src=holder)
         return values.view(like.shape)
+
+
+def _in_order(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
 
 
 def aligned_order(tensors: Mapping[str, Tensor]) -> list[str]:

@@ -34,3 +34,6 @@ class LaunchSection(Section):
     turns: bool = True
     #: instances of a host that share an accelerator; only where this asks for it
     instances_per_device: PositiveInt = 1
+    #: with parallel.shard=optimiser: on how many other instances each one's share of the state lives as well, so that
+    #: those that are left go on without a checkpoint when one is lost; takes as many times the memory of a share
+    spare_copies: NonNegativeInt = 0

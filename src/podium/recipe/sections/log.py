@@ -18,6 +18,8 @@ class LogSection(Section):
     report: bool = True
     #: measure how busy the machine is, and write what `podium monitor` shows
     monitor: bool = True
+    #: weights are digested for every record, or after every update, so that `podium verify` can name single ones
+    digests: Literal["records", "updates"] = "records"
     wandb: Literal["off", "offline", "online"] = "off"
     wandb_project: str = "podium"
     #: MLflow: `off`, `local` (files in `mlruns` beside the run folders) or the address of a tracking server
