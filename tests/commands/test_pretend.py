@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from podium.commands.train import build_recipe_topology
+from podium.commands.placing import place_instances
 from podium.data.sources import generated
 from podium.errors import UserError
 from podium.optim.schedules import build_schedule
@@ -39,7 +39,7 @@ _NOTHING_OWN = {"optim": None, "schedule": None}
 
 def pod_of(recipe, *, instances=None):
     most = recipe.batch.num_replicas * recipe.parallel.num_stages
-    return build_pod(recipe, build_recipe_topology(recipe, str(instances or most), None), _NOTHING_OWN)
+    return build_pod(recipe, place_instances(recipe, str(instances or most), None), _NOTHING_OWN)
 
 
 @pytest.mark.slow

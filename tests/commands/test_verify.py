@@ -204,7 +204,7 @@ def test_another_machine_is_told_before_and_after(flipped, tmp_path):
         (["--updates", "12"], ["--updates 12: expected two updates"]),
         (["--updates", "12:8"], ["--updates 12:8: expected two updates"]),
         (["--updates", "20:30"], ["the last record of", "is that of update 20"]),
-        (["--instances", "x"], ["--instances x: expected a number or auto"]),
+        (["--instances", "x"], ["--instances x: expected a number, a range such as 2..8, or auto"]),
     ],
 )
 def test_mistakes_are_one_sentence(trained, words, parts):

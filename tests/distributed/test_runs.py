@@ -118,7 +118,7 @@ def test_torchrun_and_slurm_are_understood(tmp_path, outcome_alone):
     [
         (["--instances", "16"], ["16 instances", "possible: 1 to 8"]),
         (["--hosts", "a:3,b:5", "--instances", "7"], ["--instances 7 does not fit --hosts a:3,b:5"]),
-        (["--instances", "many"], ["expected a number or auto"]),
+        (["--instances", "many"], ["expected a number, a range such as 2..8, or auto"]),
         (["--hosts", "nowhere,elsewhere", "--instances", "2", "--join"], ["is not one of --hosts nowhere,elsewhere"]),
     ],
 )
