@@ -386,6 +386,40 @@ def test_memory_is_shared_by_all_instances_or_by_none(crew):
     assert crew.run(kind_of_buffers, 3) == ["SentBuffers"] * 4
 
 
+class Fixed(Squares):
+    fixed = True
+
+
+def trained_replaying(instances: Instances, num_replicas: int) -> tuple[list[bytes], int, int]:
+    """Return (the weights, how many passes were compared, how many recorded gradients lie in what others read)."""
+    exact.FIRST_BYTES, exact.BUCKET_BYTES = 64, 1000
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimiser = build_optimiser(OptimSection(name="momentum", lr=0.01), model, by_dimension(model))
+    replicas = deal(num_replicas, instances.count)[instances.index]
+    batch = BatchSection(micro=4, replicas=num_replicas)
+    engine = small_engine(model, Fixed(), optimiser, batch, 5, instances=instances)
+    for update in range(9):
+        generator = torch.Generator().manual_seed(update)
+        samples = {"input": torch.randn(num_replicas, 1, 4, 6, generator=generator)}
+        samples["target"] = torch.randn(num_replicas, 1, 4, 2, generator=generator)
+        engine.update(update, {name: rows[replicas.start : replicas.stop] for name, rows in samples.items()}, 0.01)
+    replay = engine._replicas.replay
+    sets = getattr(engine._parallelism._reduction, "_sets", [])
+    shared = {view.untyped_storage().data_ptr() for memories in sets for memory in memories for view in memory.views}
+    inside = [grad for grad in replay._recorded._grads if grad.untyped_storage().data_ptr() in shared]
+    return [bits(param) for param in model.parameters()], replay._num_equal, len(inside)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_recorded_passes_leave_the_memory_that_others_read_alone(crew, num_replicas):
+    weights, num_equal, _ = trained_replaying(Instances.alone(), num_replicas)
+    crew.join(2, num_per_host=2)
+    assert crew.run(trained_replaying, num_replicas) == [(weights, num_equal, 0)] * 2
+    assert num_equal > 0
+
+
 def num_segments(instances: Instances) -> list[int]:
     def num_mapped() -> int:
         gc.collect()

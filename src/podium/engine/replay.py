@@ -3,7 +3,7 @@ modules, autograd and the dispatch of every view between them. Used by `replicas
 
     the first passes run as they are
     one is recorded: every operator below autograd, every routine of machine code, every seeding of a block
-    the next ones are replayed and run as they are; where one bit differs, replaying is given up
+    some of the next updates are replayed and run as they are; where one bit differs, replaying is given up
     from then on they are replayed
 
 A recorded call writes to the memory it wrote to when it was recorded, so views need no call, and only the samples are
@@ -190,10 +190,17 @@ class Recorded:
         for param, grad in zip(self._params, self._grads, strict=True):
             param.grad = grad
 
-    def results(self) -> list[Tensor]:
-        """Return copies of the loss and of the gradients of the last pass that was replayed."""
+    def results(self) -> tuple[list[Tensor], list[int]]:
+        """Return copies of the loss, metrics and gradients of the last pass that was replayed, and the counts."""
         assert self._loss is not None
-        return [self._loss.sum.clone(), *(grad.clone() for grad in self._grads if grad is not None)]
+        tensors, counts = _values(self._loss)
+        return [tensor.clone() for tensor in (*tensors, *(g for g in self._grads if g is not None))], counts
+
+
+def _values(loss: Loss) -> tuple[list[Tensor], list[int]]:
+    """Return the sums of a loss and its metrics, and their counts."""
+    every = [(loss.sum, loss.count), *loss.metrics.values()]
+    return [total.detach() for total, _ in every], [count for _, count in every]
 
 
 class Replay:
@@ -207,8 +214,14 @@ class Replay:
         self._is_given_up = not getattr(workload, "fixed", False)
         #: what must be as it was when the pass was recorded
         self._setting: tuple[int, ...] = ()
-        self._replayed: list[Tensor] = []
+        self._replayed: tuple[list[Tensor], list[int]] = [], []
         self._state = "as it is"
+        #: the update that runs, and the one in which the pass was recorded
+        self._update = self._recorded_in = -1
+
+    def begin(self, update: int) -> None:
+        """Begin an update: the weights are others than before."""
+        self._update = update
 
     @property
     def overwrites(self) -> bool:
@@ -224,27 +237,28 @@ class Replay:
             return self._recorded.forward(samples)
         if self._state == "recorded":
             enter()
-            self._recorded = Recorded(samples, self._params)
+            self._recorded, self._recorded_in = Recorded(samples, self._params), self._update
             return self._recorded.record_forward(partial(self._workload.loss, model))
         if self._state == "compared":
             self._replayed = self._replay(samples, enter)
         enter()
         return self._workload.loss(model, samples)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Loss) -> None:
         """Run the backward pass of the last forward pass."""
         recorded = self._recorded
         if recorded is None or self._state == "as it is":
-            loss.backward()
+            loss.sum.backward()
         elif self._state == "replayed":
             recorded.backward()
         elif self._state == "recorded":
-            recorded.record_backward(loss.backward)
+            recorded.record_backward(loss.sum.backward)
             self._setting = self._newest_setting()
             if not recorded.is_whole:
                 self._give_up()
         else:
-            loss.backward()
+            with recording(None):
+                loss.sum.backward()
             self._compare(loss)
 
     def _next(self, model: nn.Module, samples: Mapping[str, Tensor]) -> str:
@@ -256,19 +270,22 @@ class Replay:
             return "as it is" if is_watched(model) else "recorded"
         if self._setting != self._newest_setting() or not self._recorded.fits(samples):
             return "as it is"
+        if self._update == self._recorded_in:  # what the pass kept of the weights would not show yet
+            return "as it is"
         return "compared" if self._num_equal < _NUM_COMPARED else "replayed"
 
-    def _replay(self, samples: Mapping[str, Tensor], enter: Callable[[], None]) -> list[Tensor]:
+    def _replay(self, samples: Mapping[str, Tensor], enter: Callable[[], None]) -> tuple[list[Tensor], list[int]]:
         """Return what a replayed pass makes, and leave everything as it was."""
         assert self._recorded is not None
         buffers = list(self._model.buffers())
         before = [buffer.clone() for buffer in buffers]
         enter()
-        found = []
+        found: tuple[list[Tensor], list[int]] = [], []
         with suppress(RuntimeError):  # an operator that does not write to memory that is there
             self._recorded.forward(samples)
             self._recorded.backward()
-            found = self._recorded.results() + [buffer.clone() for buffer in buffers]
+            tensors, counts = self._recorded.results()
+            found = [*tensors, *(buffer.clone() for buffer in buffers)], counts
         if buffers:
             foreach.copy_(buffers, before)
         for param in self._params:
@@ -279,11 +296,12 @@ class Replay:
         places = (tensor.data_ptr() for tensor in self._tensors)
         return (torch.get_num_threads(), self._model.training, *map(len, self._hooks), *places)
 
-    def _compare(self, loss: Tensor) -> None:
+    def _compare(self, loss: Loss) -> None:
         grads = [param.grad for param in self._params if param.grad is not None]
-        ours, theirs = [loss.detach(), *grads, *self._model.buffers()], self._replayed
-        self._replayed = []
-        if len(ours) == len(theirs) and all(map(_same_bits, ours, theirs)):
+        tensors, counts = _values(loss)
+        ours, (theirs, their_counts) = [*tensors, *grads, *self._model.buffers()], self._replayed
+        self._replayed = [], []
+        if counts == their_counts and len(ours) == len(theirs) and all(map(_same_bits, ours, theirs)):
             self._num_equal += 1
         else:
             self._give_up()

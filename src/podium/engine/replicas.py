@@ -75,6 +75,8 @@ class LocalReplicas:
         another device of the pipeline has them."""
         self.update, self._samples, self.count = update, dict(samples), 0
         self.start_buffers = [buffer.clone() for buffer in self._buffers] if self._keeps_buffers else []
+        if self.replay is not None:
+            self.replay.begin(update)
 
     def reset_buffers(self) -> None:
         """Reset the buffers to those that the first replica started from."""
@@ -116,7 +118,7 @@ class LocalReplicas:
 
     def _backward(self, loss: Loss) -> None:
         if self.replay is not None and self.scale == 1:
-            self.replay.backward(loss.sum)
+            self.replay.backward(loss)
         else:
             scaled(loss.sum, self.scale).backward()
 

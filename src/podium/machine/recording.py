@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["OperatorMode", "Recorder", "TorchDispatchMode", "note", "recording"]
+__all__ = ["OperatorMode", "Recorder", "TorchDispatchMode", "is_own_pass", "note", "recording"]
 
 
 class OperatorMode(TorchDispatchMode):
@@ -27,19 +27,25 @@ class Recorder(Protocol):
         ...
 
 
-#: who records, and the thread that it records
-_recording: list[tuple[int, Recorder]] = []
+#: who records, if anyone does, and the thread whose pass it is
+_recording: list[tuple[int, Recorder | None]] = []
 
 
 def note(make: Callable[..., Callable[[], object]], *arguments: Any) -> None:
     """Tell whoever records this thread how to make a call again; `arguments` may be tensors."""
-    if _recording and _recording[0][0] == threading.get_ident():
-        _recording[0][1].note(make, arguments)
+    if is_own_pass() and (recorder := _recording[0][1]) is not None:
+        recorder.note(make, arguments)
+
+
+def is_own_pass() -> bool:
+    """Return whether this thread runs a pass whose operators are recorded, or whose gradients are looked at: hooks on
+    gradients leave both alone, and do their work afterwards."""
+    return bool(_recording) and _recording[0][0] == threading.get_ident()
 
 
 @contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
-    """Have the calls of this thread noted."""
+def recording(recorder: Recorder | None) -> Iterator[None]:
+    """Have the calls of this thread noted, if there is a recorder, and its gradients left alone."""
     _recording[:] = [(threading.get_ident(), recorder)]
     try:
         yield

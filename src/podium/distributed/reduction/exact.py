@@ -28,6 +28,7 @@ from podium.distributed.instances import Instances
 from podium.distributed.reduction.carriers import Carrier, agreed, carrier_for
 from podium.distributed.reduction.summed_buffers import summed_buffers
 from podium.distributed.reduction.tree import Tensors, TreeSum, add_in_place, take_gradients
+from podium.machine.recording import is_own_pass
 
 #: The first bucket is smaller, so that communication starts early; then few large ones, as each costs some rounds.
 FIRST_BYTES = 1 << 20
@@ -176,7 +177,7 @@ class ExactReduction:
 
     def _on_gradient(self, index: int) -> None:
         """Hand over complete buckets; called by the backward pass when the gradient of a parameter is complete."""
-        if not self._armed:
+        if not self._armed or is_own_pass():  # then `finish` hands them over, as it does after a replayed pass
             return
         bucket = self._bucket_of[index]
         assert not bucket.handed_over, "a gradient changed after it was sent (is a block recomputed with reentrance?)"
