@@ -134,7 +134,7 @@ def test_what_a_pod_refuses_is_refused_here(tmp_path, monkeypatch):
         ("cnn/mlperf_pod64_lars", "--instances", "3"): "norm.span = 2 cannot lie in 3 instances",
         ("bert/pretrain_large_128_pod64", "--instances", "63"): "63 is not a multiple of 4 stages",
         ("bert/pretrain_large_128_pod64", "parallel.stages=[3,7,7]"): "has 17 layers, but the model has 24",
-        ("mnist", "--hosts", "0"): "--hosts 0: expected how many, or their names",
+        ("mnist", "--hosts", "0"): "--hosts 0: expected their names, or how many: 1 to 65,536",
         ("mnist", "--until", "3up"): "leave --join, --continue and --until out",
         ("neuron", "schedule.warmup=900ep"): "schedule.warmup = 900ep: expected at most",
         ("mnist", "workload.init_from=nowhere"): "workload.init_from.path = nowhere does not exist",

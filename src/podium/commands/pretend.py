@@ -35,7 +35,9 @@ def pretend(
     recipe = load_recipe(name, overrides)
     if out is not None:
         check_free(out)
-    topology = place_instances(recipe, num_instances or str(_most_instances(recipe)), _named(hosts))
+    if num_instances is None and ":" not in (hosts or ""):
+        num_instances = str(_most_instances(recipe))
+    topology = place_instances(recipe, num_instances, _named(hosts))
     real, replaced = with_stand_in(recipe)
     _check_starting_weights(recipe)
     with _folder(out) as folder:
@@ -68,7 +70,7 @@ def _named(hosts: str | None) -> str | None:
     if hosts is None or not hosts.isdecimal():
         return hosts
     if not 1 <= int(hosts) <= 65_536:
-        raise UserError(f"--hosts {hosts}: expected how many, or their names")
+        raise UserError(f"--hosts {hosts}: expected their names, or how many: 1 to 65,536")
     return ",".join(f"host{index}" for index in range(int(hosts)))
 
 
@@ -84,7 +86,7 @@ def _check_starting_weights(recipe: Recipe) -> None:
 
 
 def _counts(small: Recipe) -> tuple[int, int]:
-    """Return the numbers of instances to train on, and to resume on: as few as can be, and another where bits are the
+    """Return the numbers of instances to train on, and to resume on: the minimum, and another one where bits are the
     same on both and this machine is not asked for more."""
     possible = list(possible_instances(small.batch.num_replicas, small.parallel.num_stages, blocks=small.blocks))
     if small.parallel.num_stages > 1 or len(possible) == 1:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from podium.errors import UserError
+from podium.errors import PodiumError, UserError
 from podium.launch.lifeline import LAUNCHER, end_with_launcher
 from podium.recipe.loading import Recipe, load_recipe, to_yaml
 from podium.training.build import build_training
@@ -34,6 +34,9 @@ def estimated_bytes(recipe: Recipe) -> int | None:
 
 def main() -> None:
     end_with_launcher(os.environ)
-    found = estimate(build_training(load_recipe(sys.argv[1], sys.argv[2:])))
+    try:
+        found = estimate(build_training(load_recipe(sys.argv[1], sys.argv[2:])))
+    except PodiumError as error:
+        sys.exit(str(error))
     if found is not None:
         print(found.total)

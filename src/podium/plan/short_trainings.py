@@ -65,7 +65,9 @@ def train_a_moment(
             _end(process)
         if not records:
             last = (log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""])[-1]
-            raise UserError(f"a short training on {count} instances could not be measured: {last[:300]}")
+            raise UserError(
+                f"a short training on {count} instances could not be measured: {last.removeprefix('podium: ')[:300]}"
+            )
         own_cores = len(share_of_cores(usable_cores(), 0, count)) if count > 1 else len(usable_cores())
     return _moment(records, own_cores)
 

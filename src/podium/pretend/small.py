@@ -68,6 +68,7 @@ def small_recipe(recipe: Recipe, lengths: Lengths, lr: float) -> Recipe:
         "checkpoint.keep": NUM_UPDATES + 1,
         "engine.device": "cpu",
         "engine.compile": False,
+        "engine.graph": False,
         "engine.threads": 1,
         "engine.tune": "off",
         "engine.updates_per_call": 1,
