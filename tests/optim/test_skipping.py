@@ -44,11 +44,8 @@ def bits(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", KEYS)
 def test_an_overflow_leaves_weights_and_state_to_the_bit(name, dtype):
-    before = trained(name, dtype, found=[_FINE, _FINE])
-    after = trained(name, dtype, found=[_FINE, _FINE, _OVERFLOWN])
-    if name == "lamb" and dtype == torch.float32:  # adds zeros: only the sign of a zero may change
-        before, after = ({key: tensor + 0.0 for key, tensor in kept.items()} for kept in (before, after))
-    assert bits(after) == bits(before)
+    for made in ([], [_FINE, _FINE]):
+        assert bits(trained(name, dtype, found=[*made, _OVERFLOWN])) == bits(trained(name, dtype, found=made))
 
 
 @pytest.mark.parametrize("name", KEYS)

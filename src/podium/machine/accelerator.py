@@ -125,7 +125,7 @@ def accelerator_of(device: torch.device) -> Telling:
 
 
 def nvml_uuid(device: torch.device) -> str | None:
-    """Return the name by which NVML knows a device; None if it knows it not."""
+    """Return the name by which NVML knows a device; None if it does not know it."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     return str(torch.cuda.get_device_properties(device).uuid)

@@ -250,7 +250,8 @@ def _lamb(
     of_params, of_updates = norms_of(params), norms_of(updates)
     factors = _or_one(of_params / of_updates, of_params, of_updates) * group["lr"]
     if found_inf is not None:
-        factors = torch.where(found_inf > 0, 0.0, factors)
+        # Adam has left -weight_decay · param, which times -0.0 is a zero with the sign of the parameter: zeros stay, too
+        factors = torch.where(found_inf > 0, -0.0, factors)
     foreach.addcmul_(params, updates, factors.unbind())
 
 
