@@ -250,7 +250,7 @@ def _lamb(
     of_params, of_updates = norms_of(params), norms_of(updates)
     factors = _or_one(of_params / of_updates, of_params, of_updates) * group["lr"]
     if found_inf is not None:
-        # Adam has left -weight_decay · param, which times -0.0 is a zero with the sign of the parameter: zeros stay, too
+        # Adam has left -weight_decay · param; times -0.0 it is a zero with the sign of the parameter, so zeros stay
         factors = torch.where(found_inf > 0, -0.0, factors)
     foreach.addcmul_(params, updates, factors.unbind())
 
