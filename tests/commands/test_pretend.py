@@ -135,6 +135,7 @@ def test_what_a_pod_refuses_is_refused_here(tmp_path, monkeypatch):
         ("bert/pretrain_large_128_pod64", "--instances", "63"): "63 is not a multiple of 4 stages",
         ("bert/pretrain_large_128_pod64", "parallel.stages=[3,7,7]"): "has 17 layers, but the model has 24",
         ("mnist", "--hosts", "0"): "--hosts 0: expected their names, or how many: 1 to 65,536",
+        ("mnist", "engine.graph=true", "batch.replicas=2"): "2 instances: it is for one",
         ("mnist", "--until", "3up"): "leave --join, --continue and --until out",
         ("neuron", "schedule.warmup=900ep"): "schedule.warmup = 900ep: expected at most",
         ("mnist", "workload.init_from=nowhere"): "workload.init_from.path = nowhere does not exist",

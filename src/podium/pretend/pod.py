@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from podium.contract import Workload
 from podium.distributed.lockstep import check_span
 from podium.distributed.pipeline.schedule import actions
@@ -18,7 +20,7 @@ from podium.optim.schedules import Schedule, build_schedule
 from podium.pretend.model_bytes import Anatomy, anatomy
 from podium.recipe.loading import Recipe
 from podium.topology import Topology
-from podium.training.build import build_task, check_audit
+from podium.training.build import build_task, check_audit, check_graph
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ def build_pod(recipe: Recipe, topology: Topology, own: dict[str, Any]) -> Pod:
     span = recipe.blocks.span
     check_audit(recipe, span)
     task = build_task(recipe)
+    check_graph(recipe, torch.device("cuda"), topology.num_instances, task)  # the small form runs without
     lengths, num_blocks = task.lengths, topology.num_instances // topology.num_stages
     check_span(span, topology.num_replicas, num_blocks, recipe.engine.reduction)
     if recipe.parallel.shard == "parameters":
