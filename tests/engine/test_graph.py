@@ -93,6 +93,12 @@ def test_what_cannot_be_replayed_is_refused(name, override, reason, recorded, tm
         train(recipe_of(name, override, "engine.graph=true"), tmp_path / "run")
 
 
+def test_replicas_that_share_statistics_are_refused(recorded, tmp_path):
+    keys = ["batch.replicas=2", "workload.model.norm.span=2", "engine.graph=true"]
+    with pytest.raises(UserError, match=r"engine\.graph = true cannot be combined with norm\.span = 2"):
+        train(load_recipe(TINY["cnn"][0], [*TINY["cnn"][1:], *keys]), tmp_path / "run")
+
+
 def test_a_device_without_graphs_is_refused(tmp_path):
     with pytest.raises(UserError, match="a device of the kind cpu, which has no graphs"):
         train(recipe_of("neuron", "engine.graph=true"), tmp_path / "run")

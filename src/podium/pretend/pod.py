@@ -45,7 +45,7 @@ def build_pod(recipe: Recipe, topology: Topology, own: dict[str, Any]) -> Pod:
     span = recipe.blocks.span
     check_audit(recipe, span)
     task = build_task(recipe)
-    check_graph(recipe, torch.device("cuda"), topology.num_instances, task)  # the small form runs without
+    check_graph(recipe, torch.device("cuda"), topology.num_instances, span, task)  # the small form runs without
     lengths, num_blocks = task.lengths, topology.num_instances // topology.num_stages
     check_span(span, topology.num_replicas, num_blocks, recipe.engine.reduction)
     if recipe.parallel.shard == "parameters":

@@ -97,7 +97,7 @@ def build_training(
     num_blocks = topology.num_instances // topology.num_stages
     check_span(largest_span(model), topology.num_replicas, num_blocks, recipe.engine.reduction)
     check_audit(recipe, largest_span(model))
-    check_graph(recipe, device, instances.count, task)
+    check_graph(recipe, device, instances.count, largest_span(model), task)
     check_double_precision(recipe, task, model, placement)
     check_spare_copies(recipe)
     check_digests(recipe)
@@ -151,7 +151,7 @@ def check_audit(recipe: Recipe, span: int) -> None:
         )
 
 
-def check_graph(recipe: Recipe, device: torch.device, num_instances: int, task: Task) -> None:
+def check_graph(recipe: Recipe, device: torch.device, num_instances: int, span: int, task: Task) -> None:
     """Raise UserError where passes are to be captured, and cannot be replayed."""
     if not recipe.engine.graph:
         return
@@ -159,6 +159,7 @@ def check_graph(recipe: Recipe, device: torch.device, num_instances: int, task: 
     reasons = {
         f"a device of the kind {device.type}, which has no graphs": device.type not in CAPTURES,
         f"{num_instances} instances: it is for one": num_instances > 1,
+        f"norm.span = {span}": span > 1,
         "engine.compile": recipe.engine.compile,
         "engine.audit": bool(recipe.engine.audit),
         "parallel.recompute": recipe.parallel.recompute,
