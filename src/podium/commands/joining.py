@@ -51,16 +51,25 @@ def leave(path: Path, count: int | None, host: str | None) -> None:
     launchers = launchers_here(run.path)
     first, own = _first_here(run.path), next((one for one in launchers if not one.keeps), None)
     timeout_s = run.recipe().launch.timeout
-    if own is not None and (first is None or host == own.host):
+    if own is not None and (host == own.host or (host is None and first is None)):
         ask(own.board, "leave", -1 if count is None else count, "", timeout_s)
-        say(f"{own.host} leaves the run")
+        many = "" if count is None else f"{count} instance{'' if count == 1 else 's'} of "
+        say(f"the first host has been asked to let {many}{own.host} go")
     elif first is None:
-        at = where.host if (where := whereabouts(run.path)) is not None else "no other machine either"
-        raise UserError(f"{run.path} does not train on this machine; its first host is {at}")
+        raise UserError(_not_here(run, own, host))
     elif count is None and host is None:
         raise UserError("give --host, a host that leaves with all of its instances, or --instances, how many leave")
     else:
         say(ask(first.board, "leave", -1 if count is None else count, host or "", timeout_s))
+
+
+def _not_here(run: Run, own: Launcher | None, host: str | None) -> str:
+    """Return why nobody here can be asked to let instances go."""
+    where = whereabouts(run.path)
+    at = f"its first host is {where.host}" if where is not None else "nor does it say that it trains elsewhere"
+    if own is not None:
+        return f"this machine is {own.host}, which can only leave by itself, not have {host} leave; {at}"
+    return f"no instances of {run.path} that could leave are on this machine; {at}"
 
 
 def _first_here(run: Path) -> Launcher | None:
@@ -76,13 +85,16 @@ def _recipe(run: Run, where: Whereabouts | None) -> Recipe:
 
 def _meeting(run: Run, where: Whereabouts | None, address: str | None, secret: bytes | None) -> Meeting:
     if address is None and where is None:
-        raise UserError(f"{run.path} does not say that it trains anywhere: start it, or give --at ADDRESS:PORT")
+        raise UserError(
+            f"{run.path} does not say that it trains anywhere: `podium resume` continues it, with --instances A..B "
+            "where others are to come; or give --at ADDRESS:PORT"
+        )
     text = address or (where.meeting if where is not None else "")
     if not text:
         assert where is not None
         raise UserError(
-            f"{run.path} trains on {where.host} alone, where nobody listens to others: start it there with its name, "
-            "--hosts NAME --instances A..B"
+            f"{run.path} trains on {where.host} alone, if it still does, where nobody listens to others: start it "
+            "there with its name, --hosts NAME --instances A..B"
         )
     name, colon, port = text.rpartition(":")
     if not (colon and name and port.isdecimal() and 0 < int(port) < 65536):

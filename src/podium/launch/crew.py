@@ -2,7 +2,8 @@
 come, and says who trains from which update on. `membership.py` has the rules, `member.py` the side of the instances,
 `relay.py` that of other hosts, `requests.py` what people ask for.
 
-For instances that hold the whole state each; others restart from the last checkpoint.
+For instances that hold the whole state each, or copies of one another's shares; others restart from the last
+checkpoint, and stay as many as they are.
 """
 
 import time
@@ -17,12 +18,17 @@ from podium.launch.between_hosts import PULSE_S, SILENT_S, OtherHosts, Up
 from podium.launch.board import Board
 from podium.launch.everyone import Everyone, Start
 from podium.launch.failures import FINAL, Failure, find_cause
-from podium.launch.membership import Coordinator, Report
+from podium.launch.membership import Coordinator, report_from
 from podium.launch.plan import Limits
 from podium.launch.processes import LocalInstances
 from podium.launch.requests import Requests
 from podium.launch.roster import HOME, Roster
 from podium.ui.console import say, warn
+
+_BOUND = (
+    "its instances cannot come and go, as each holds a part of the state or sends what the others need: stop the run, "
+    "and `podium resume` it with another --instances"
+)
 
 
 class Crew:
@@ -200,7 +206,7 @@ class Crew:
             self._take_leave(seats[0], lost[seats[0]], counted)
             self._coordinator.remove(seats)
             if number == HOME or number in self._everyone.ups():
-                self._begin(number)
+                self._requests.replaced(seats[0], self._begin(number))
             return
         for number in [one for one in lost_hosts if self._roster.seats_of(one) == seats]:
             host = self._roster.host_named(number)
@@ -278,8 +284,12 @@ class Crew:
 
     def _heed_requests(self) -> None:
         """Do what people ask for: more instances, or fewer."""
+        if not self._can_heed():
+            return
         for request in self._requests.new():
-            if request.do == "join":
+            if self._is_bound:
+                self._requests.refuse(request, _BOUND)
+            elif request.do == "join":
                 room = self._limits.most - self._num_there()
                 if request.count > room:
                     self._requests.refuse(request, self._full())
@@ -289,6 +299,10 @@ class Crew:
                 self._requests.refuse(request, self._needed(request.host))
             else:
                 self._requests.await_(request, gone=self._let_go(seats, request.host, whole=request.count < 0))
+                if not seats:
+                    self._requests.answer(self._training, f"{request.host} has left the run")
+            if not self._can_heed():
+                return
         for number, up in self._everyone.ups().items():
             for count in up.leaves[self._roster.num_heeded(number) :]:
                 self._roster.heed(number)
@@ -298,11 +312,26 @@ class Crew:
                 else:
                     self._let_go(seats, up.host, whole=count < 0)
 
+    @property
+    def _is_bound(self) -> bool:
+        """Whether an instance has said that it cannot go on with others than these."""
+        return bool(self._everyone.notes("bound"))
+
+    def _can_heed(self) -> bool:
+        """Return whether it is known that instances may come and go and, where each has a share of the state, whether
+        the shares are with those that are there."""
+        knows = self._is_bound or self._coordinator.is_short or self.is_settled
+        return knows or (self._coordinator.view.number > 0 and not self._limits.leave_in_turn)
+
     def _needed(self, host: str) -> str:
         """Return why instances cannot be taken away."""
         known = self._roster.present()
         if host and host not in known:
             return f"{host} has no instances in this run, only {', '.join(known)}"
+        if self._is_bound:
+            return _BOUND
+        if self._limits.can_train(len(self._coordinator.view.seats) - self._limits.at_once):
+            return self._limits.too_many_leave()
         return (
             f"{self._roster.home} keeps the run and needs one instance, and {self._limits.fewest} must be left: "
             "`kill` of the launcher, or Ctrl-C, saves and stops the run"
@@ -315,9 +344,12 @@ class Crew:
         able = [seat for seat in reversed(seats[1:]) if host in ("", self._roster.host_of(seat))]
         if (count < 0 and host == self._roster.home) or (host and host not in self._roster.present()):
             return None
+        if self._is_bound:
+            return None
         taken = able if count < 0 else able[:count]
         left = len(seats) - len(taken)
-        return set(taken) if len(taken) >= count and self._limits.can_train(left) else None
+        fits = self._limits.can_train(left) and len(taken) <= self._limits.at_once
+        return set(taken) if len(taken) >= count and fits else None
 
     def _let_go(self, seats: set[int], host: str, *, whole: bool) -> set[int]:
         """Go on without these seats, which have been asked to leave, and without their host if it is `whole`."""
@@ -380,9 +412,3 @@ class Crew:
             warn(f"{few}: nobody has come for {self._timeout_s:g} s, so the run saves and stops")
         if stopping or self.is_given_up:
             self._coordinator.allow(bool)
-
-
-def report_from(seat: int, facts: Mapping[str, Any]) -> Report:
-    """Return the report in a note; raise KeyError, TypeError or ValueError if it is none."""
-    by = facts["recorded_by"]
-    return Report(seat, int(facts["view"]), int(facts["update"]), bool(facts["whole"]), None if by is None else int(by))
