@@ -154,6 +154,21 @@ def test_where_each_has_a_share_as_many_leave_at_once_as_hold_copies_of_it(tmp_p
     assert outcome(Run(run)) == outcome_alone(recipe)
 
 
+def test_an_instance_that_finds_a_mistake_as_it_comes_is_told_and_the_others_go_on(tmp_path):
+    run, recipe = tmp_path / "run", tmp_path / "small.yaml"
+    args = [text for text in LONG[1:] if not text.startswith("train.length")]
+    recipe.write_text("workload: { name: mnist }\ntrain: { length: 100000up }\noptim: { name: sgd, lr: 1e-3 }\n")
+    with started("train", recipe, *args, "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
+        launched.until_records(run, 3)
+        recipe.write_text(recipe.read_text() + "seed: 5\n")
+        assert_user_error(podium_here("join", run), "recipes differ")
+        launched.until_records(run, num_records(Run(run)) + 3)
+        done = launched.ended(signal.SIGTERM)
+    assert done.returncode == 75, done.stderr
+    assert "cannot: recipes differ" in done.stderr
+    assert counts(run) == [2]
+
+
 def test_instances_that_cannot_come_and_go_stay_and_say_so(tmp_path):
     run, recipe = tmp_path / "run", [*LONG, "train.length=100000up", "engine.reduction=fast"]
     with started("train", *recipe, "--instances", 2, "--out", "run", cwd=tmp_path) as launched:

@@ -119,6 +119,8 @@ class Crew:
         if 0 in every.values() and self._is_over():
             self._everyone.put("over", {"again": False})  # those that wait for another view end, too
             return None if codes else 0
+        for seat in [] if stopping else sorted(seat for seat in self._coming if every.get(seat) == 0):
+            self._turn_away(seat)
         if not codes and not self.is_changing and self._everyone.is_quiet(self._timeout_s):
             return 0
         for seat in self._given_up & codes.keys():
@@ -240,6 +242,15 @@ class Crew:
         self._coming.discard(seat)
         self._roster.forget(seat)
         self._everyone.forget(seat)
+
+    def _turn_away(self, seat: int) -> None:
+        """Go on without one that was to come, and has ended for a reason that would end others in its place, too."""
+        number, why = self._roster.arrival_of(seat), self._failure(seat, 0).message
+        warn(f"an instance that was to come on {self._roster.host_of(seat)} cannot: {why}")
+        self._requests.give_up(seat, why)
+        self._forget(seat)
+        if number != HOME and not self._roster.seats_of(number):
+            self._dismiss(number, why)
 
     def _say_goodbye(self, seat: int) -> None:
         """Tell how an instance that was given up has ended."""

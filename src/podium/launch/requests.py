@@ -59,6 +59,12 @@ class Requests:
             if seat in request.come:
                 request.come = request.come - {seat} | {by}
 
+    def give_up(self, seat: int, why: str) -> None:
+        """Tell those who asked for this seat that nobody comes."""
+        for request in [one for one in self._open if seat in one.come]:
+            self.refuse(request, why)
+            self._open.remove(request)
+
     def answer(self, seats: Iterable[int], sentence: str) -> None:
         """Tell those who asked for it that these seats train now."""
         training, left = set(seats), []
