@@ -99,6 +99,10 @@ def _meeting(run: Run, where: Whereabouts | None, address: str | None, secret: b
     name, colon, port = text.rpartition(":")
     if not (colon and name and port.isdecimal() and 0 < int(port) < 65536):
         raise UserError(f"--at {text}: expected an address and a port, such as 10.0.0.1:29400")
+    try:
+        socket.gethostbyname(name)
+    except (OSError, UnicodeError):
+        raise UserError(f"{name}, where the hosts of the run meet, cannot be resolved to an address") from None
     if secret is None and where is None:
         raise UserError("the run's folder does not name its hosts: give the secret with --secret-file or PODIUM_SECRET")
     if secret is None and where is not None:

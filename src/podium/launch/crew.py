@@ -18,6 +18,7 @@ from podium.launch.between_hosts import PULSE_S, SILENT_S, OtherHosts, Up
 from podium.launch.board import Board
 from podium.launch.everyone import Everyone, Start
 from podium.launch.failures import FINAL, Failure, find_cause
+from podium.launch.leaving import seats_to_take, why_needed
 from podium.launch.membership import Coordinator, report_from
 from podium.launch.plan import Limits
 from podium.launch.processes import LocalInstances
@@ -307,7 +308,7 @@ class Crew:
                 else:
                     self._requests.await_(request, come={self._begin(HOME) for _ in range(request.count)})
             elif (seats := self._seats_to_take(request.host, request.count)) is None:
-                self._requests.refuse(request, self._needed(request.host))
+                self._requests.refuse(request, self._needed(request.host, request.count))
             else:
                 self._requests.await_(request, gone=self._let_go(seats, request.host, whole=request.count < 0))
                 if not seats:
@@ -319,7 +320,7 @@ class Crew:
                 self._roster.heed(number)
                 seats = self._seats_to_take(up.host, count)
                 if seats is None:
-                    warn(f"{up.host} asked to leave, but {self._needed(up.host)}")
+                    warn(f"{up.host} asked to leave, but {self._needed(up.host, count)}")
                 else:
                     self._let_go(seats, up.host, whole=count < 0)
 
@@ -334,33 +335,16 @@ class Crew:
         knows = self._is_bound or self._coordinator.is_short or self.is_settled
         return knows or (self._coordinator.view.number > 0 and not self._limits.leave_in_turn)
 
-    def _needed(self, host: str) -> str:
-        """Return why instances cannot be taken away."""
-        known = self._roster.present()
-        if host and host not in known:
-            return f"{host} has no instances in this run, only {', '.join(known)}"
+    def _needed(self, host: str, count: int) -> str:
+        """Return why so many instances cannot be taken away."""
         if self._is_bound:
             return _BOUND
-        if self._limits.can_train(len(self._coordinator.view.seats) - self._limits.at_once):
-            return self._limits.too_many_leave()
-        return (
-            f"{self._roster.home} keeps the run and needs one instance, and {self._limits.fewest} must be left: "
-            "`kill` of the launcher, or Ctrl-C, saves and stops the run"
-        )
+        return why_needed(self._roster, self._coordinator.view.seats, self._limits, host, count)
 
     def _seats_to_take(self, host: str, count: int) -> set[int] | None:
-        """Return seats to take away, never that of the lead; None where the others could not go on. `host`: of which
-        host, empty for any; `count`: below 0 for all of a host."""
-        seats = self._coordinator.view.seats
-        able = [seat for seat in reversed(seats[1:]) if host in ("", self._roster.host_of(seat))]
-        if (count < 0 and host == self._roster.home) or (host and host not in self._roster.present()):
-            return None
         if self._is_bound:
             return None
-        taken = able if count < 0 else able[:count]
-        left = len(seats) - len(taken)
-        fits = self._limits.can_train(left) and len(taken) <= self._limits.at_once
-        return set(taken) if len(taken) >= count and fits else None
+        return seats_to_take(self._roster, self._coordinator.view.seats, self._limits, host, count)
 
     def _let_go(self, seats: set[int], host: str, *, whole: bool) -> set[int]:
         """Go on without these seats, which have been asked to leave, and without their host if it is `whole`."""
