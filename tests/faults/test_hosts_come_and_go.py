@@ -65,7 +65,8 @@ def test_a_range_begins_with_what_the_cores_allow_and_instances_come_and_leave(t
     assert counts(run) == [began, 3, 1]
     assert outcome(Run(run)) == outcome_alone(LONG)
     assert not (run / "launch.json").exists()
-    assert_user_error(podium_here("join", run), "does not say that it trains anywhere")
+    for command in ("join", "leave"):
+        assert_user_error(podium_here(command, run), "is complete: no training is under way")
 
 
 def test_another_host_comes_to_a_training_and_leaves_it(hosts, tmp_path, outcome_alone):

@@ -66,10 +66,26 @@ def leave(path: Path, count: int | None, host: str | None) -> None:
 def _not_here(run: Run, own: Launcher | None, host: str | None) -> str:
     """Return why nobody here can be asked to let instances go."""
     where = whereabouts(run.path)
-    at = f"its first host is {where.host}" if where is not None else "nor does it say that it trains elsewhere"
+    if where is None:
+        return _nowhere(run)
     if own is not None:
-        return f"this machine is {own.host}, which can only leave by itself, not have {host} leave; {at}"
-    return f"no instances of {run.path} that could leave are on this machine; {at}"
+        return (
+            f"this machine is {own.host}, and cannot have {host} leave: ask there or on {where.host}, the first host"
+        )
+    return f"no launcher of {run.path} is on this machine; its first host is {where.host}"
+
+
+def _nowhere(run: Run) -> str:
+    """Return why a run is not found that no launcher lists."""
+    state = run.summary().get("state")
+    if state == "done":
+        return f"{run.path} is complete: no training is under way"
+    if state == "running":
+        return (
+            f"{run.path} has not begun its updates, or trains in a single process, which nobody can come to; if it was "
+            "killed, `podium resume` continues it"
+        )
+    return f"{run.path} does not train now: `podium resume` continues it"
 
 
 def _first_here(run: Path) -> Launcher | None:
@@ -85,10 +101,7 @@ def _recipe(run: Run, where: Whereabouts | None) -> Recipe:
 
 def _meeting(run: Run, where: Whereabouts | None, address: str | None, secret: bytes | None) -> Meeting:
     if address is None and where is None:
-        raise UserError(
-            f"{run.path} does not say that it trains anywhere: `podium resume` continues it, with --instances A..B "
-            "where others are to come; or give --at ADDRESS:PORT"
-        )
+        raise UserError(_nowhere(run))
     text = address or (where.meeting if where is not None else "")
     if not text:
         assert where is not None
