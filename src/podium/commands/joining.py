@@ -69,9 +69,7 @@ def _not_here(run: Run, own: Launcher | None, host: str | None) -> str:
     if where is None:
         return _nowhere(run)
     if own is not None:
-        return (
-            f"this machine is {own.host}, and cannot have {host} leave: ask there or on {where.host}, the first host"
-        )
+        return f"this machine is {own.host}, and cannot have {host} leave: ask there or on {where.host}, the first host"
     return f"no launcher of {run.path} is on this machine; its first host is {where.host}"
 
 
