@@ -1,14 +1,18 @@
 """Instances that are lost and come, again and again, while a training goes on as if nothing happened.
 
-    python -m bench.soak                   five to six minutes: 50 kills; prints a table, writes results/soak.md
+    python -m bench.soak                   about six minutes: 50 kills; prints a table, writes results/soak.md
     python -m bench.soak --kills 6 --minutes 1 --spare      shorter, with the optimiser's state sharded
 
 Three instances of this host train a small model on six replicas. At random moments (of `--seed`) one of them ends by
 SIGKILL, whichever it is, while at least two train; the launcher starts another, which comes between two updates, or is
-killed before. Every update is recorded, so records tell when each was complete, and whether one is missing or was made
-twice. Passes sleep a little, so that the run takes its time and not the machine's; nothing else of it depends on that.
-In the end `podium verify` makes all updates again on another number of instances, without sleep and without kills, and
-compares every record to the bit.
+killed before. Around every second kill, `podium join` adds an instance, or the next time `podium leave` takes one away;
+the kill comes while the request is under way. (With `--spare` it comes after: two shares that are lost at once are more
+than one spare copy holds.)
+
+Every update is recorded, so records tell when each was complete, and whether one is missing or was made twice. Passes
+sleep a little, so that the run takes its time and not the machine's; nothing else of it depends on that. In the end
+`podium verify` makes all updates again on another number of instances, without sleep and without kills, and compares
+every record to the bit.
 """
 
 import argparse
@@ -18,7 +22,6 @@ import random
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -27,7 +30,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.lost import instances, is_after, last_update, until
+from bench.lost import PODIUM, instances, is_after, last_update, until, updates_lost
 from bench.where import when_and_where
 
 RESULTS = Path(__file__).parent / "results" / "soak.md"
@@ -83,6 +86,26 @@ class Kill:
     left: int
     #: from SIGKILL to the next update
     seconds: float
+    #: what was asked for at the time: "join", "leave" or nothing
+    asked: str
+
+
+class Request:
+    """`podium join` or `podium leave` of one instance, while it is under way."""
+
+    def __init__(self, what: str, folder: Path) -> None:
+        self.what, command = what, [*PODIUM, what, "run", "--instances", "1"]
+        self._process = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def finish(self) -> None:
+        """Wait until the run goes on as asked."""
+        told, _ = self._process.communicate(timeout=120)
+        assert self._process.returncode == 0, told
+
+    def end(self) -> None:
+        self._process.kill()
 
 
 def num_training(metrics: Path) -> int:
@@ -93,14 +116,19 @@ def num_training(metrics: Path) -> int:
     return int(json.loads(line).get("topology/instances", 1))
 
 
+def are_training(metrics: Path, count: int) -> bool:
+    """Return whether at least so many made the last update."""
+    return num_training(metrics) >= count
+
+
 def soak(folder: Path, kills: int, seconds: float, draw: random.Random, spare: bool) -> list[Kill]:
     """Train while instances are killed; leave the run in `folder`, interrupted by a signal."""
     (folder / "squares.py").write_text(WORKLOAD, encoding="utf-8")
     (folder / "squares.yaml").write_text(RECIPE, encoding="utf-8")
     metrics, errors = folder / "run" / "metrics.jsonl", folder / "stderr"
-    command = [sys.executable, "-m", "podium", "train", "squares.yaml", "--instances", str(COUNT), "--out", "run"]
+    command = [*PODIUM, "train", "squares.yaml", "--instances", str(COUNT), "--out", "run"]
     command += ["parallel.shard=optimiser", "launch.spare_copies=1"] if spare else []
-    found = list[Kill]()
+    found, request, count = list[Kill](), None, COUNT
     with errors.open("wb") as stderr:
         environment = {**os.environ, "PODIUM_SOAK_SLEEP": "0.005"}
         process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr, env=environment)
@@ -109,7 +137,15 @@ def soak(folder: Path, kills: int, seconds: float, draw: random.Random, spare: b
         end = time.monotonic() + seconds
         while len(found) < kills:
             time.sleep(2 * draw.random() * max(0.1, (end - time.monotonic()) / (kills - len(found) + 1)))
-            until(lambda: num_training(metrics) > 1)
+            if len(found) % 2:
+                leaves = len(found) % 4 == 3
+                until(partial(are_training, metrics, 3 if leaves else 1))
+                request, count = Request("leave" if leaves else "join", folder), count + (-1 if leaves else 1)
+                if spare:
+                    request.finish()
+                else:
+                    time.sleep(2 * draw.random())
+            until(partial(are_training, metrics, 2))
             running = instances(process)
             victim = draw.choice(sorted(running))
             was_lead = victim == min(running)
@@ -118,14 +154,19 @@ def soak(folder: Path, kills: int, seconds: float, draw: random.Random, spare: b
             psutil.wait_procs([running[victim]])
             before = last_update(metrics)
             took = until(partial(is_after, metrics, before)) - began
-            found.append(Kill(was_lead, num_training(metrics), took))
-        until(lambda: num_training(metrics) == COUNT)
+            found.append(Kill(was_lead, num_training(metrics), took, request.what if request else ""))
+            if request is not None and not spare:
+                request.finish()
+            request = None
+        until(lambda: num_training(metrics) == count)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75, errors.read_text()
     except BaseException:
         print(errors.read_text()[-4000:])
         raise
     finally:
+        if request is not None:
+            request.end()
         if process.poll() is None:
             for child in [*instances(process).values(), psutil.Process(process.pid)]:
                 child.kill()
@@ -134,16 +175,9 @@ def soak(folder: Path, kills: int, seconds: float, draw: random.Random, spare: b
     return found
 
 
-def lost_updates(metrics: Path) -> tuple[int, int]:
-    """Return how many updates have no record or several, and how many there are."""
-    updates = [json.loads(line)["update"] for line in metrics.read_bytes().splitlines()]
-    missing = set(range(1, updates[-1] + 1)) - set(updates)
-    return len(missing) + len(updates) - len(set(updates)), updates[-1]
-
-
 def verified(folder: Path) -> str:
     """Make all updates again on two instances; return the sentence of `podium verify`, which has to be a good one."""
-    command = [sys.executable, "-m", "podium", "verify", "run", "--instances", "2"]
+    command = [*PODIUM, "verify", "run", "--instances", "2"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
@@ -151,10 +185,11 @@ def verified(folder: Path) -> str:
 
 def page(found: list[Kill], lost: int, updates: int, verdict: str, load: float, options: argparse.Namespace) -> str:
     shard = "`parallel.shard=optimiser` with `launch.spare_copies=1`" if options.spare else "the whole state on each"
-    seconds = sorted(kill.seconds for kill in found)
+    joins, leaves = (sum(kill.asked == what for kill in found) for what in ("join", "leave"))
     text = (
         f"# Kills and replacements in turn\n\n{when_and_where(load)}; {os.getloadavg()[0]:.2f} at the end. "
-        f"{len(found)} kills of single instances of {COUNT}, {shard}, by `python -m bench.soak --kills {options.kills} "
+        f"{len(found)} kills of single instances of {COUNT} or {COUNT + 1}, {shard}; instances added by `podium join`: "
+        f"{joins}, taken away by `podium leave`: {leaves}; by `python -m bench.soak --kills {options.kills} "
         f"--minutes {options.minutes:g} --seed {options.seed}{' --spare' if options.spare else ''}`, whose first lines "
         f"say how. {updates:,} updates; lost or made twice: {lost}. Restarts from a checkpoint: 0. `podium verify`: "
         f"{verdict}.\n\n"
@@ -165,7 +200,9 @@ def page(found: list[Kill], lost: int, updates: int, verdict: str, load: float, 
         "of the first instance": [kill for kill in found if kill.was_lead],
         "of another": [kill for kill in found if not kill.was_lead],
         "one was left": [kill for kill in found if kill.left == 1],
-        "two were left": [kill for kill in found if kill.left > 1],
+        "two or more were left": [kill for kill in found if kill.left > 1],
+        "around a `podium join`": [kill for kill in found if kill.asked == "join"],
+        "around a `podium leave`": [kill for kill in found if kill.asked == "leave"],
     }
     for name, group in groups.items():
         if group:
@@ -188,7 +225,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = soak(folder, options.kills, 60 * options.minutes, draw, options.spare)
-        lost, updates = lost_updates(folder / "run" / "metrics.jsonl")
+        metrics = folder / "run" / "metrics.jsonl"
+        lost, updates = updates_lost(metrics), last_update(metrics)
         verdict = verified(folder)
     text = page(found, lost, updates, verdict, load, options)
     print(text)

@@ -8,6 +8,7 @@ finish    summary, pictures, report
 """
 
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -168,25 +169,31 @@ def _train(run: Run, training: Training, clock: Clock, stop: StopRequest, groups
             try:
                 with observers, Monitoring(run, training, clock) as monitoring:
                     summary = SummaryWriter(run, training, clock, monitoring)
-                    return _train_watched(run, training, clock, stop, summary, observers, groups)
+                    return _train_watched(_Underway(run, training, clock, stop, groups, observers, summary))
             except LeadChanged:
                 kept.enter_context(run.locked())
 
 
-def _train_watched(
-    run: Run,
-    training: Training,
-    clock: Clock,
-    stop: StopRequest,
-    summary: SummaryWriter,
-    observers: Observers,
-    groups: Regrouping,
-) -> Run:
+@dataclass(frozen=True)
+class _Underway:
+    """A training under way, and who watches and records it here until another instance takes the lead."""
+
+    run: Run
+    training: Training
+    clock: Clock
+    stop: StopRequest
+    groups: Regrouping
+    observers: Observers
+    summary: SummaryWriter
+
+
+def _train_watched(under: _Underway) -> Run:
+    run, training, summary = under.run, under.training, under.summary
     open_log(run.instance_log(training.placement.instances.index), training)
     with console.only_warned("the run goes on"):
         summary.write("running")
     try:
-        stopped_by = _loop(run, training, clock, stop, summary, observers, groups)
+        stopped_by = _loop(under)
     except LeadChanged:
         raise
     except BaseException:
@@ -200,7 +207,7 @@ def _train_watched(
             f"stopped by {stopped_by} after update {training.state.progress.update} and saved; "
             f"{resume_continues(run.path)}"
         )
-    stop.finish()
+    under.stop.finish()
     try:
         summary.write("done")
     except UserError as error:
@@ -208,23 +215,16 @@ def _train_watched(
             f"{error}; all updates are saved: solve the problem, then {resume_continues(run.path)}"
         ) from error
     if training.recipe.log.report:
-        write_report(run, training, clock, summary)
+        write_report(run, training, under.clock, summary)
     return run
 
 
-def _loop(
-    run: Run,
-    training: Training,
-    clock: Clock,
-    stop: StopRequest,
-    summary: SummaryWriter,
-    observers: Observers,
-    groups: Regrouping,
-) -> str | None:
+def _loop(under: _Underway) -> str | None:
     """Make updates until the end or a request to stop; return the reason of the request, or None at the end."""
+    run, training, clock, groups = under.run, under.training, under.clock, under.groups
     recipe, lengths, lead = training.recipe, training.task.lengths, training.placement.is_lead
     recorded = training.state.progress.update - groups.again
-    tree, warn = recipe.tree(), console.warn
+    tree, warn, observers = recipe.tree(), console.warn, under.observers
     with (
         Telemetry(
             recipe.log, run, tree, recorded, warn, observers, lead=lead, total_updates=lengths.total_updates
@@ -234,10 +234,10 @@ def _loop(
         settled_objects(),
         clock.phase("train"),
     ):
-        follow = AfterUpdate(training, clock, summary, telemetry, display, saver, groups, recorded)
+        follow = AfterUpdate(training, clock, under.summary, telemetry, display, saver, groups, recorded)
         while True:
             try:
-                _make_updates(training, clock, stop, summary, follow, groups)
+                _make_updates(under, follow)
                 break
             except InstanceLost as lost:
                 groups.regroup(lost)
@@ -247,18 +247,17 @@ def _loop(
     progress = training.state.progress
     if progress.stopped_early or progress.update == lengths.total_updates:
         return None
-    return stop.after(progress.update) or "a request to another instance"
+    return under.stop.after(progress.update) or "a request to another instance"
 
 
-def _make_updates(
-    training: Training, clock: Clock, stop: StopRequest, summary: SummaryWriter, follow: AfterUpdate, groups: Regrouping
-) -> None:
+def _make_updates(under: _Underway, follow: AfterUpdate) -> None:
     """Make updates with the instances that there are, until the end or a request to stop."""
+    training, clock, stop, groups = under.training, under.clock, under.stop, under.groups
 
     def compiled(executable: Executable) -> None:
         clock.move("compile", executable.seconds)
         console.say(executable.sentence())
-        summary.executable = executable
+        under.summary.executable = executable
 
     engine = build_engine(training, Events(partial(clock.move, "communication"), compiled))
     state, progress, instances = training.state, training.state.progress, training.placement.instances

@@ -2,6 +2,7 @@
 and the outcome is that of a run that nothing happened to."""
 
 import os
+import signal
 from itertools import groupby
 
 import pytest
@@ -64,7 +65,8 @@ def test_a_range_begins_with_what_the_cores_allow_and_instances_come_and_leave(t
     assert counts(run) == [began, 3, 1]
     assert outcome(Run(run)) == outcome_alone(LONG)
     assert not (run / "launch.json").exists()
-    assert_user_error(podium_here("join", run), "does not say that it trains anywhere")
+    for command in ("join", "leave"):
+        assert_user_error(podium_here(command, run), "is complete: no training is under way")
 
 
 def test_another_host_comes_to_a_training_and_leaves_it(hosts, tmp_path, outcome_alone):
@@ -134,6 +136,49 @@ def test_with_fewer_than_asked_for_a_run_waits_for_others_then_saves_and_stops(h
     done = podium_ended(tmp_path, "resume", "run", "--instances", 3)
     assert done.returncode == 0, done.stderr
     assert Run(run).summary()["weights_sha256"] == weights_alone(recipe)
+
+
+def test_where_each_has_a_share_as_many_leave_at_once_as_hold_copies_of_it(tmp_path, outcome_alone):
+    run, recipe = tmp_path / "run", [*LONG, "train.length=2500up"]
+    spare = ["parallel.shard=optimiser", "launch.spare_copies=1"]
+    with started("train", *recipe, *spare, "--instances", "1..3", "--out", "run", cwd=tmp_path) as launched:
+        launched.until_records(run, 3)
+        if (began := len(launched.instances)) < 3:
+            joined = podium_here("join", run, "--instances", 3 - began)
+            assert "3 instances train from update" in joined.stderr
+        assert_user_error(podium_here("leave", run, "--instances", 2), "1 at most can leave at once")
+        for left in ("2 instances train", "1 instance trains"):
+            assert f"{left} from update" in podium_here("leave", run, "--instances", 1).stderr
+        done = launched.ended()
+    assert done.returncode == 0, done.stderr
+    assert "restarting" not in done.stderr
+    assert outcome(Run(run)) == outcome_alone(recipe)
+
+
+def test_an_instance_that_finds_a_mistake_as_it_comes_is_told_and_the_others_go_on(tmp_path):
+    run, recipe = tmp_path / "run", tmp_path / "small.yaml"
+    args = [text for text in LONG[1:] if not text.startswith("train.length")]
+    recipe.write_text("workload: { name: mnist }\ntrain: { length: 100000up }\noptim: { name: sgd, lr: 1e-3 }\n")
+    with started("train", recipe, *args, "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
+        launched.until_records(run, 3)
+        recipe.write_text(recipe.read_text() + "seed: 5\n")
+        assert_user_error(podium_here("join", run), "recipes differ")
+        launched.until_records(run, num_records(Run(run)) + 3)
+        done = launched.ended(signal.SIGTERM)
+    assert done.returncode == 75, done.stderr
+    assert "cannot: recipes differ" in done.stderr
+    assert counts(run) == [2]
+
+
+def test_instances_that_cannot_come_and_go_stay_and_say_so(tmp_path):
+    run, recipe = tmp_path / "run", [*LONG, "train.length=100000up", "engine.reduction=fast"]
+    with started("train", *recipe, "--instances", 2, "--out", "run", cwd=tmp_path) as launched:
+        launched.until_records(run, 3)
+        for command in ("join", "leave"):
+            assert_user_error(podium_here(command, run, "--instances", 1), "its instances cannot come and go")
+        assert launched.ended(signal.SIGTERM).returncode == 75
+    assert "restarting" not in launched.stderr
+    assert counts(run) == [2]
 
 
 @pytest.mark.parametrize(

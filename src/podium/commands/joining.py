@@ -51,16 +51,39 @@ def leave(path: Path, count: int | None, host: str | None) -> None:
     launchers = launchers_here(run.path)
     first, own = _first_here(run.path), next((one for one in launchers if not one.keeps), None)
     timeout_s = run.recipe().launch.timeout
-    if own is not None and (first is None or host == own.host):
+    if own is not None and (host == own.host or (host is None and first is None)):
         ask(own.board, "leave", -1 if count is None else count, "", timeout_s)
-        say(f"{own.host} leaves the run")
+        many = "" if count is None else f"{count} instance{'' if count == 1 else 's'} of "
+        say(f"the first host has been asked to let {many}{own.host} go")
     elif first is None:
-        at = where.host if (where := whereabouts(run.path)) is not None else "no other machine either"
-        raise UserError(f"{run.path} does not train on this machine; its first host is {at}")
+        raise UserError(_not_here(run, own, host))
     elif count is None and host is None:
         raise UserError("give --host, a host that leaves with all of its instances, or --instances, how many leave")
     else:
         say(ask(first.board, "leave", -1 if count is None else count, host or "", timeout_s))
+
+
+def _not_here(run: Run, own: Launcher | None, host: str | None) -> str:
+    """Return why nobody here can be asked to let instances go."""
+    where = whereabouts(run.path)
+    if where is None:
+        return _nowhere(run)
+    if own is not None:
+        return f"this machine is {own.host}, and cannot have {host} leave: ask there or on {where.host}, the first host"
+    return f"no launcher of {run.path} is on this machine; its first host is {where.host}"
+
+
+def _nowhere(run: Run) -> str:
+    """Return why a run is not found that no launcher lists."""
+    state = run.summary().get("state")
+    if state == "done":
+        return f"{run.path} is complete: no training is under way"
+    if state == "running":
+        return (
+            f"{run.path} has not begun its updates, or trains in a single process, which nobody can come to; if it was "
+            "killed, `podium resume` continues it"
+        )
+    return f"{run.path} does not train now: `podium resume` continues it"
 
 
 def _first_here(run: Path) -> Launcher | None:
@@ -76,17 +99,21 @@ def _recipe(run: Run, where: Whereabouts | None) -> Recipe:
 
 def _meeting(run: Run, where: Whereabouts | None, address: str | None, secret: bytes | None) -> Meeting:
     if address is None and where is None:
-        raise UserError(f"{run.path} does not say that it trains anywhere: start it, or give --at ADDRESS:PORT")
+        raise UserError(_nowhere(run))
     text = address or (where.meeting if where is not None else "")
     if not text:
         assert where is not None
         raise UserError(
-            f"{run.path} trains on {where.host} alone, where nobody listens to others: start it there with its name, "
-            "--hosts NAME --instances A..B"
+            f"{run.path} trains on {where.host} alone, if it still does, where nobody listens to others: start it "
+            "there with its name, --hosts NAME --instances A..B"
         )
     name, colon, port = text.rpartition(":")
     if not (colon and name and port.isdecimal() and 0 < int(port) < 65536):
         raise UserError(f"--at {text}: expected an address and a port, such as 10.0.0.1:29400")
+    try:
+        socket.gethostbyname(name)
+    except (OSError, UnicodeError):
+        raise UserError(f"{name}, where the hosts of the run meet, cannot be resolved to an address") from None
     if secret is None and where is None:
         raise UserError("the run's folder does not name its hosts: give the secret with --secret-file or PODIUM_SECRET")
     if secret is None and where is not None:

@@ -1,6 +1,7 @@
 """How many instances a command starts, on which hosts, and between which numbers they may come and go."""
 
 import re
+from dataclasses import replace
 
 from podium.errors import UserError
 from podium.launch.plan import Limits
@@ -29,7 +30,7 @@ def place_instances(recipe: Recipe, num_instances: str | None, hosts: str | None
     names, sizes = parse_hosts(hosts, fewest if fewest == most else None) if hosts else (("this host",), ())
     num_replicas, num_stages = recipe.batch.num_replicas, recipe.parallel.num_stages
     if is_range(num_instances):
-        _check_can_regroup(recipe)
+        _check_can_regroup(recipe, hosts)
     if sizes:
         if num_instances == "auto":
             raise UserError(f"--instances auto does not go with --hosts {hosts}, which gives numbers of instances")
@@ -52,7 +53,8 @@ def limits_of(recipe: Recipe, num_instances: str | None) -> Limits:
     counts = possible_instances(recipe.batch.num_replicas, recipe.parallel.num_stages, 1, recipe.blocks)
     fewest, most = _parsed(num_instances) if is_range(num_instances) else (1, None)
     largest = max(counts, default=1)
-    return Limits(fewest or 1, min(most or largest, largest), counts.__contains__)
+    limits = Limits(fewest or 1, min(most or largest, largest), counts.__contains__)
+    return replace(limits, at_once=recipe.launch.spare_copies) if recipe.parallel.shard == "optimiser" else limits
 
 
 def _parsed(num_instances: str | None) -> tuple[int | None, int | None]:
@@ -87,16 +89,17 @@ def _in_range(recipe: Recipe, text: str, fewest: int, most: int, by_cores: int, 
     return max((count for count in inside if count <= by_cores), default=inside[0])
 
 
-def _check_can_regroup(recipe: Recipe) -> None:
+def _check_can_regroup(recipe: Recipe, hosts: str | None) -> None:
     """Raise UserError where instances cannot come and go, as each holds a part of the state."""
+    has_copies = recipe.parallel.shard == "optimiser" and recipe.launch.spare_copies > 0 and hosts is None
     reasons = {
         "parallel.stages": recipe.parallel.num_stages > 1,
-        f"parallel.shard={recipe.parallel.shard}": recipe.parallel.shard != "none",
+        f"parallel.shard={recipe.parallel.shard}": recipe.parallel.shard != "none" and not has_copies,
         f"engine.reduction={recipe.engine.reduction}": recipe.engine.reduction != "exact",
         f"engine.device={recipe.engine.device}": num_devices(recipe.engine.device) > 0,
     }
     if (reason := next((key for key, holds in reasons.items() if holds), None)) is not None:
         raise UserError(
             f"--instances with a range does not go with {reason}: instances come and go only where each has the whole "
-            "state in memory: give one number"
+            "state in memory or, on one host, spare copies of its shards: give one number"
         )

@@ -45,6 +45,10 @@ class Membership(Protocol):
         """Say that this instance trains, and could go on in another group."""
         ...
 
+    def stay(self) -> None:
+        """Say that this instance trains, and could not go on in another group."""
+        ...
+
     def has_changed(self) -> bool:
         """Return whether the group is no longer the newest one. Takes a microsecond."""
         ...

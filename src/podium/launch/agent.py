@@ -216,7 +216,7 @@ class _Host:
                 self._stop()
                 attempt = relay.next_attempt
             self._tell_end_of_visit(relay)
-        except HostLost:
+        except (HostLost, dist.DistError):
             kind = Interrupted if self._plan.started_again else TrainingFailed
             raise kind(f"the connection to {self._meeting} was lost") from None
         finally:

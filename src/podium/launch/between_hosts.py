@@ -17,7 +17,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from podium.launch.failures import Failure
+from podium.errors import UserError
+from podium.launch.failures import Failure, failure_from
 
 _ARRIVALS, _DOWN = "crew/arrivals", "crew/down"
 #: how often a host says that it is still there
@@ -69,7 +70,12 @@ def put_up(store: dist.Store, number: int, up: Up) -> None:
 
 def get_down(store: dist.Store) -> Down | None:
     """Return what the first host says; None where it has said nothing yet."""
-    return Down(**json.loads(store.get(_DOWN))) if store.check([_DOWN]) else None
+    if not store.check([_DOWN]):
+        return None
+    try:
+        return Down(**json.loads(store.get(_DOWN)))
+    except (TypeError, ValueError):
+        raise UserError("the first host of the run has another version of Podium") from None
 
 
 def set_under_way(store: dist.Store, attempt: int) -> None:
@@ -148,7 +154,10 @@ class OtherHosts:
 
     def failures(self) -> list[Failure]:
         """Return the notes on what went wrong."""
-        notes = [Failure(**facts) for up in self.ups.values() for facts in up.failures]
+        notes = []
+        for facts in [one for up in self.ups.values() for one in up.failures]:
+            with suppress(ValueError):
+                notes.append(failure_from(facts))
         return [note for note in notes if note.instance not in self._forgotten]
 
     def notes(self, kind: str) -> dict[int, dict[str, Any]]:

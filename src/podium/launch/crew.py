@@ -2,7 +2,8 @@
 come, and says who trains from which update on. `membership.py` has the rules, `member.py` the side of the instances,
 `relay.py` that of other hosts, `requests.py` what people ask for.
 
-For instances that hold the whole state each; others restart from the last checkpoint.
+For instances that hold the whole state each, or copies of one another's shares; others restart from the last
+checkpoint, and stay as many as they are.
 """
 
 import time
@@ -17,12 +18,18 @@ from podium.launch.between_hosts import PULSE_S, SILENT_S, OtherHosts, Up
 from podium.launch.board import Board
 from podium.launch.everyone import Everyone, Start
 from podium.launch.failures import FINAL, Failure, find_cause
-from podium.launch.membership import Coordinator, Report
+from podium.launch.leaving import seats_to_take, why_needed
+from podium.launch.membership import Coordinator, report_from
 from podium.launch.plan import Limits
 from podium.launch.processes import LocalInstances
 from podium.launch.requests import Requests
 from podium.launch.roster import HOME, Roster
 from podium.ui.console import say, warn
+
+_BOUND = (
+    "its instances cannot come and go, as each holds a part of the state or sends what the others need: stop the run, "
+    "and `podium resume` it with another --instances"
+)
 
 
 class Crew:
@@ -113,6 +120,8 @@ class Crew:
         if 0 in every.values() and self._is_over():
             self._everyone.put("over", {"again": False})  # those that wait for another view end, too
             return None if codes else 0
+        for seat in [] if stopping else sorted(seat for seat in self._coming if every.get(seat) == 0):
+            self._turn_away(seat)
         if not codes and not self.is_changing and self._everyone.is_quiet(self._timeout_s):
             return 0
         for seat in self._given_up & codes.keys():
@@ -200,7 +209,7 @@ class Crew:
             self._take_leave(seats[0], lost[seats[0]], counted)
             self._coordinator.remove(seats)
             if number == HOME or number in self._everyone.ups():
-                self._begin(number)
+                self._requests.replaced(seats[0], self._begin(number))
             return
         for number in [one for one in lost_hosts if self._roster.seats_of(one) == seats]:
             host = self._roster.host_named(number)
@@ -234,6 +243,15 @@ class Crew:
         self._coming.discard(seat)
         self._roster.forget(seat)
         self._everyone.forget(seat)
+
+    def _turn_away(self, seat: int) -> None:
+        """Go on without one that was to come, and has ended for a reason that would end others in its place, too."""
+        number, why = self._roster.arrival_of(seat), self._failure(seat, 0).message
+        warn(f"an instance that was to come on {self._roster.host_of(seat)} cannot: {why}")
+        self._requests.give_up(seat, why)
+        self._forget(seat)
+        if number != HOME and not self._roster.seats_of(number):
+            self._dismiss(number, why)
 
     def _say_goodbye(self, seat: int) -> None:
         """Tell how an instance that was given up has ended."""
@@ -278,46 +296,55 @@ class Crew:
 
     def _heed_requests(self) -> None:
         """Do what people ask for: more instances, or fewer."""
+        if not self._can_heed():
+            return
         for request in self._requests.new():
-            if request.do == "join":
+            if self._is_bound:
+                self._requests.refuse(request, _BOUND)
+            elif request.do == "join":
                 room = self._limits.most - self._num_there()
                 if request.count > room:
                     self._requests.refuse(request, self._full())
                 else:
                     self._requests.await_(request, come={self._begin(HOME) for _ in range(request.count)})
             elif (seats := self._seats_to_take(request.host, request.count)) is None:
-                self._requests.refuse(request, self._needed(request.host))
+                self._requests.refuse(request, self._needed(request.host, request.count))
             else:
                 self._requests.await_(request, gone=self._let_go(seats, request.host, whole=request.count < 0))
+                if not seats:
+                    self._requests.answer(self._training, f"{request.host} has left the run")
+            if not self._can_heed():
+                return
         for number, up in self._everyone.ups().items():
             for count in up.leaves[self._roster.num_heeded(number) :]:
                 self._roster.heed(number)
                 seats = self._seats_to_take(up.host, count)
                 if seats is None:
-                    warn(f"{up.host} asked to leave, but {self._needed(up.host)}")
+                    warn(f"{up.host} asked to leave, but {self._needed(up.host, count)}")
                 else:
                     self._let_go(seats, up.host, whole=count < 0)
 
-    def _needed(self, host: str) -> str:
-        """Return why instances cannot be taken away."""
-        known = self._roster.present()
-        if host and host not in known:
-            return f"{host} has no instances in this run, only {', '.join(known)}"
-        return (
-            f"{self._roster.home} keeps the run and needs one instance, and {self._limits.fewest} must be left: "
-            "`kill` of the launcher, or Ctrl-C, saves and stops the run"
-        )
+    @property
+    def _is_bound(self) -> bool:
+        """Whether an instance has said that it cannot go on with others than these."""
+        return bool(self._everyone.notes("bound"))
+
+    def _can_heed(self) -> bool:
+        """Return whether it is known that instances may come and go and, where each has a share of the state, whether
+        the shares are with those that are there."""
+        knows = self._is_bound or self._coordinator.is_short or self.is_settled
+        return knows or (self._coordinator.view.number > 0 and not self._limits.leave_in_turn)
+
+    def _needed(self, host: str, count: int) -> str:
+        """Return why so many instances cannot be taken away."""
+        if self._is_bound:
+            return _BOUND
+        return why_needed(self._roster, self._coordinator.view.seats, self._limits, host, count)
 
     def _seats_to_take(self, host: str, count: int) -> set[int] | None:
-        """Return seats to take away, never that of the lead; None where the others could not go on. `host`: of which
-        host, empty for any; `count`: below 0 for all of a host."""
-        seats = self._coordinator.view.seats
-        able = [seat for seat in reversed(seats[1:]) if host in ("", self._roster.host_of(seat))]
-        if (count < 0 and host == self._roster.home) or (host and host not in self._roster.present()):
+        if self._is_bound:
             return None
-        taken = able if count < 0 else able[:count]
-        left = len(seats) - len(taken)
-        return set(taken) if len(taken) >= count and self._limits.can_train(left) else None
+        return seats_to_take(self._roster, self._coordinator.view.seats, self._limits, host, count)
 
     def _let_go(self, seats: set[int], host: str, *, whole: bool) -> set[int]:
         """Go on without these seats, which have been asked to leave, and without their host if it is `whole`."""
@@ -380,9 +407,3 @@ class Crew:
             warn(f"{few}: nobody has come for {self._timeout_s:g} s, so the run saves and stops")
         if stopping or self.is_given_up:
             self._coordinator.allow(bool)
-
-
-def report_from(seat: int, facts: Mapping[str, Any]) -> Report:
-    """Return the report in a note; raise KeyError, TypeError or ValueError if it is none."""
-    by = facts["recorded_by"]
-    return Report(seat, int(facts["view"]), int(facts["update"]), bool(facts["whole"]), None if by is None else int(by))

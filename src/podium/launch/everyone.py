@@ -98,7 +98,7 @@ class Everyone:
         """Forget an instance that has ended."""
         self._instances.forget(seat)
         clear_failure(self._board.launch_folder, seat)
-        for kind in ("able", "come", "report", "silent"):
+        for kind in ("able", "bound", "come", "report", "silent"):
             self._board.remove(f"{kind}-{seat}")
         if self._others is not None:
             self._others.forget(seat)

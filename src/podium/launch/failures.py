@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from podium.machine.bounded_files import FACTS_BYTES, parse_mapping, read_limited
 
@@ -54,10 +55,18 @@ def read_failures(folder: Path) -> list[Failure]:
     """Return the notes left so far, the oldest first."""
     notes = []
     for path in folder.glob("failure-*.json"):
-        with suppress(OSError, ValueError, TypeError):  # not a note, and nothing to go by
-            note = Failure(**parse_mapping(read_limited(path, FACTS_BYTES)))
-            notes.append(replace(note, instance=int(note.instance), when=float(note.when)))
+        with suppress(OSError, ValueError):
+            notes.append(failure_from(parse_mapping(read_limited(path, FACTS_BYTES))))
     return sorted(notes, key=lambda note: note.when)
+
+
+def failure_from(facts: Mapping[str, Any]) -> Failure:
+    """Return the failure in a note; raise ValueError if it is none, and nothing to go by."""
+    try:
+        note = Failure(**facts)
+        return replace(note, instance=int(note.instance), exit_code=int(note.exit_code), when=float(note.when))
+    except TypeError as error:
+        raise ValueError(str(error)) from None
 
 
 def record_stop_request(folder: Path) -> None:

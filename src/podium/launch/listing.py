@@ -14,7 +14,7 @@ from typing import Self
 from podium.launch.board import Board
 from podium.launch.meeting import Meeting
 from podium.launch.plan import LaunchPlan
-from podium.launch.private_folder import private_folder
+from podium.launch.private_folder import is_in_use, private_folder
 from podium.machine.bounded_files import FACTS_BYTES, parse_mapping, read_limited
 
 _HERE, _IN_RUN = "listing.json", "launch.json"
@@ -84,7 +84,7 @@ def launchers_here(run: Path) -> list[Launcher]:
     for path in private_folder().glob(f"launch-*/{_HERE}"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             facts = parse_mapping(read_limited(path, FACTS_BYTES))
-            if facts["run"] == str(run.resolve()):
+            if facts["run"] == str(run.resolve()) and is_in_use(path.parent):
                 attempt = max((int(one.name.partition("-")[2]) for one in path.parent.glob("crew-*")), default=0)
                 found.append(Launcher(path.parent, str(facts["host"]), bool(facts["keeps"]), attempt))
     return found

@@ -63,7 +63,11 @@ class CrewMember:
     def announce(self) -> None:
         if self._host != self._topology.hosts[0]:  # the others go on without a host whose launcher has ended
             end_with_launcher(os.environ)
+        self._board.remove(f"bound-{self._member.seat}")
         self._board.put(f"able-{self._member.seat}", {"view": self._member.view.number})
+
+    def stay(self) -> None:
+        self._board.put(f"bound-{self._member.seat}", {})
 
     def withdraw(self) -> None:
         self._board.remove(f"able-{self._member.seat}")

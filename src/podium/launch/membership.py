@@ -176,3 +176,9 @@ class Member:
 def view_from(facts: Mapping[str, Any]) -> View:
     """Return a view from what `vars` made of it; raise ValueError, KeyError or TypeError if it is none."""
     return View(int(facts["number"]), tuple(int(seat) for seat in facts["seats"]))
+
+
+def report_from(seat: int, facts: Mapping[str, Any]) -> Report:
+    """Return the report in a note; raise KeyError, TypeError or ValueError if it is none."""
+    by = facts["recorded_by"]
+    return Report(seat, int(facts["view"]), int(facts["update"]), bool(facts["whole"]), None if by is None else int(by))

@@ -20,9 +20,23 @@ class Limits:
     most: int = 1 << 20
     #: whether the recipe's replicas can be dealt to so many
     fits: Callable[[int], bool] = bool
+    #: how many may leave at once: where each has a share of the state, as many as hold a copy of it
+    at_once: int = 1 << 20
 
     def can_train(self, count: int) -> bool:
         return count >= self.fewest and self.fits(count)
+
+    @property
+    def leave_in_turn(self) -> bool:
+        """Whether some have to wait until others have left."""
+        return self.at_once < self.most
+
+    def too_many_leave(self) -> str:
+        copies = "spare copy" if self.at_once == 1 else "spare copies"
+        return (
+            f"{self.at_once} at most can leave at once, as each share of the optimiser's state has {self.at_once} "
+            f"{copies} (launch.spare_copies)"
+        )
 
     def too_few(self, count: int) -> str:
         """Return what is wrong with so many."""

@@ -61,6 +61,17 @@ def launch_folder(name: str | None = None) -> Iterator[Path]:
         os.close(lock)
 
 
+def is_in_use(path: Path) -> bool:
+    """Return whether the process that has made a launch's folder still lives."""
+    try:
+        with _locked(path, fcntl.LOCK_SH | fcntl.LOCK_NB):
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
 @contextmanager
 def _locked(path: Path, kind: int) -> Iterator[None]:
     file = os.open(path, os.O_RDONLY)

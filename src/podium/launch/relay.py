@@ -2,6 +2,7 @@
 and carries notes between them and it (`between_hosts.py`). Has the form of `Crew`."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,7 +17,10 @@ from podium.launch.failures import FINAL, PEER_LOST, find_cause, read_failures
 from podium.launch.processes import LocalInstances
 
 #: what instances say that concerns the first host
-_KINDS = ("able", "come", "report", "silent", "cannot")
+_KINDS = ("able", "bound", "come", "report", "silent", "cannot")
+
+#: what a note of the first host may be called; it names a file here
+_NAME = re.compile(r"[a-z]+(-\d{1,12})?")
 
 
 class Relay:
@@ -121,7 +125,7 @@ class Relay:
         if down is None or down.attempt != self._attempt:
             return
         for name, facts in down.notes.items():
-            if self._mirrored.get(name) != facts:
+            if _NAME.fullmatch(name) and self._mirrored.get(name) != facts:
                 self._board.put(name, facts)
                 self._mirrored[name] = facts
         for seat in down.kill:

@@ -3,7 +3,7 @@ leave a note in the launch's folder, which only this user can enter, and read th
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -35,17 +35,15 @@ class Requests:
         self._seen: set[int] = set()
         self._open: list[Request] = []
 
-    def new(self) -> list[Request]:
-        """Return those that nobody has seen to yet."""
-        found = []
+    def new(self) -> Iterator[Request]:
+        """Yield those that nobody has seen to yet, one after the other."""
         for number, facts in sorted(self._board.all("ask").items()):
             if number in self._seen:
                 continue
             self._seen.add(number)
             do, count = facts.get("do"), facts.get("instances")
             if do in ("join", "leave") and isinstance(count, int):
-                found.append(Request(number, do, count, str(facts.get("host") or "")))
-        return found
+                yield Request(number, do, count, str(facts.get("host") or ""))
 
     def refuse(self, request: Request, why: str) -> None:
         self._board.put(f"answer-{request.number}", {"refused": why})
@@ -54,6 +52,18 @@ class Requests:
         """Answer once these train, or those do not any more."""
         request.come, request.gone = set(come), set(gone)
         self._open.append(request)
+
+    def replaced(self, seat: int, by: int) -> None:
+        """Wait for another seat, as this one was lost on its way."""
+        for request in self._open:
+            if seat in request.come:
+                request.come = request.come - {seat} | {by}
+
+    def give_up(self, seat: int, why: str) -> None:
+        """Tell those who asked for this seat that nobody comes."""
+        for request in [one for one in self._open if seat in one.come]:
+            self.refuse(request, why)
+            self._open.remove(request)
 
     def answer(self, seats: Iterable[int], sentence: str) -> None:
         """Tell those who asked for it that these seats train now."""
@@ -69,7 +79,10 @@ class Requests:
 def ask(board: Board, do: Literal["join", "leave"], count: int, host: str, timeout_s: float) -> str:
     """Ask the launcher whose board this is; return what it says. Raise UserError where it refuses, or says nothing."""
     number = int.from_bytes(os.urandom(6))
-    board.put(f"ask-{number}", {"do": do, "instances": count, "host": host})
+    try:
+        board.put(f"ask-{number}", {"do": do, "instances": count, "host": host})
+    except FileNotFoundError:
+        raise UserError("the training has ended") from None
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if (answer := board.get(f"answer-{number}")) is not None:

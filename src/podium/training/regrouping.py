@@ -75,6 +75,8 @@ class Regrouping:
             self._membership.recorded()
         if self._training.parallelism.can_regroup() and self._training.placement.device.type == "cpu":
             self._membership.announce()
+        else:
+            self._membership.stay()
 
     def check(self) -> None:
         """Raise InstanceLost where another group is to go on: between two updates, as far as this one knows."""

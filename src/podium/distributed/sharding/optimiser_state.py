@@ -37,13 +37,9 @@ def owners(sizes: Sequence[int], count: int) -> list[int]:
     return owner
 
 
-def copies_of(owner: int, num_spares: int, host_sizes: Sequence[int]) -> list[int]:
-    """Return the instances that hold the share of `owner`: itself, and those after it; of the next host, where there
-    are several, as they may be lost as a whole."""
-    count = sum(host_sizes)
-    apart = max(host_sizes) if len(host_sizes) > 1 else 1
-    order = sorted(range(count), key=lambda index: ((index - owner) % count % apart, (index - owner) % count))
-    return order[: 1 + num_spares]
+def copies_of(owner: int, num_spares: int, count: int) -> list[int]:
+    """Return which of `count` instances hold the share of `owner`: itself, and those after it."""
+    return [(owner + after) % count for after in range(min(1 + num_spares, count))]
 
 
 class Shares:
@@ -53,7 +49,7 @@ class Shares:
         self._instances = instances
         sizes = [param.numel() * param.element_size() for param in params.values()]
         owner = dict(zip(params, owners(sizes, instances.count), strict=True))
-        holders = [copies_of(index, num_spares, instances.host_sizes) for index in range(instances.count)]
+        holders = [copies_of(index, num_spares, instances.count) for index in range(instances.count)]
         #: names of the parameters that this instance steps: its share, and those that it holds a copy of
         self.held = {name for name, index in owner.items() if instances.index in holders[index]}
         #: the shares that this instance has to be told
