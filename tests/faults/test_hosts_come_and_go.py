@@ -50,9 +50,10 @@ def test_a_range_begins_with_what_the_cores_allow_and_instances_come_and_leave(t
         launched.until_records(run, 3)
         began = len(launched.instances)
         assert began == min(3, len(os.sched_getaffinity(0)))
-        joined = podium_here("join", run, "--instances", 3 - began)
-        assert joined.returncode == 0, joined.stderr
-        assert "3 instances train from update" in joined.stderr
+        if began < 3:
+            joined = podium_here("join", run, "--instances", 3 - began)
+            assert joined.returncode == 0, joined.stderr
+            assert "3 instances train from update" in joined.stderr
         full = podium_here("join", run)
         assert_user_error(full, "the run has 3 instances, and takes 3 at most")
         left = podium_here("leave", run, "--instances", 2)
@@ -62,7 +63,7 @@ def test_a_range_begins_with_what_the_cores_allow_and_instances_come_and_leave(t
         done = launched.ended()
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert counts(run) == [began, 3, 1]
+    assert counts(run) == [*({began} - {3}), 3, 1]
     assert outcome(Run(run)) == outcome_alone(LONG)
     assert not (run / "launch.json").exists()
     for command in ("join", "leave"):
