@@ -4,6 +4,7 @@ training that nothing happened to."""
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,9 @@ EVENTS: tuple[Event, ...] = ("preempted", "timed out", "loses a node")
 _POLL_S = 0.02
 #: a job that makes no progress for so long after an event has not survived it
 _PATIENCE_S = 300.0
-_TAIL_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 14
+#: records after the loss of a host that show that the others go on: what all had summed before it gives one or two
+_SURELY_FURTHER = 3
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,16 @@ def _survived(stage: Stage, run: Run, event: Event, tell: Callable[[str, int], N
     starts, began = stage.starts, time.monotonic()
     stage.play(event)
     reached = _last_update(run)
-    if not _until(stage, lambda: stage.starts > starts, tell, f"{event}, starting again", run):
+
+    def goes_on() -> bool:
+        """Return whether the other hosts train further without the one that is lost."""
+        return event == "loses a node" and sum(update > reached for update in _updates(run)) >= _SURELY_FURTHER
+
+    survives = _until(stage, lambda: stage.starts > starts or goes_on(), tell, f"{event}, going on", run)
+    if not survives and (event != "loses a node" or stage.problem()):
         return Outcome(event, False, reached, found=stage.problem() or "it did not start again")
+    if stage.starts == starts:
+        return Outcome(event, True, reached, reached, time.monotonic() - began)
     saved = max((int(path.name.rpartition("-")[2]) for path in checkpoint_paths(run.checkpoints)), default=0)
     reached = max(reached, saved)
     if not _until(stage, lambda: _last_update(run) > reached, tell, f"{event}, going on", run):
@@ -118,17 +129,21 @@ def _until(stage: Stage, happened: Callable[[], bool], tell: Callable[[str, int]
 
 
 def _last_update(run: Run) -> int:
-    """Return the update of the last complete record; the file is being written by somebody else."""
+    """Return the update of the last complete record."""
+    return next(reversed(_updates(run)), 0)
+
+
+def _updates(run: Run) -> list[int]:
+    """Return the updates of the last complete records; the file is being written by somebody else."""
     try:
         with open_regular(run.metrics_file) as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
             lines = file.read(_TAIL_BYTES).split(b"\n")
     except OSError:
-        return 0
-    for line in reversed(lines[:-1]):
-        try:
-            return int(json.loads(line)["update"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return 0
+        return []
+    found = []
+    for line in lines[:-1]:
+        with suppress(ValueError, KeyError, TypeError):
+            found.append(int(json.loads(line)["update"]))
+    return found
