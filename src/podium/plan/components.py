@@ -17,7 +17,7 @@ from podium.runs.folder import processor, write_json
 from podium.topology import usable_cores
 from podium.workloads.registry import identity, short_name
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class HostTimes:
 
     @property
     def busy_once_s(self) -> float:
-        """Return the processor time of an update beside its passes."""
+        """Return the processor time of an update beside its passes; below 0 where those after the first take longer."""
         return self.busy_first_s - self.busy_pass_s
 
 
