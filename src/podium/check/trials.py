@@ -4,8 +4,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +21,19 @@ from podium.recipe.loading import Recipe
 from podium.runs.folder import Run
 
 _POLL_S = 0.02
-
-
 #: what simplifies a schedule that does not fit few updates
 SIMPLER = ["schedule.name=constant", "schedule.warmup=2up"]
+
+
+@contextmanager
+def trial_folder(keep: Path | None, purpose: str) -> Iterator[Path]:
+    """Make the folder of the trials of a command: `keep`, which stays, or a temporary one."""
+    if keep is not None:
+        keep.mkdir(parents=True)
+        yield keep.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix=f"podium-{purpose}-") as folder:
+        yield Path(folder).resolve()
 
 
 def quick_overrides(recipe: Recipe, num_updates: int, every: int = 1) -> list[str]:

@@ -4,9 +4,7 @@ Same weights on several numbers of instances, after a kill, and cut into stages;
 that repeats and waits for nobody. Where bits differ, the first operator or module that gives other values is named.
 """
 
-import contextlib
 import math
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Literal
 
 from podium.check.operators import Difference, Record, first_difference, record_replica
 from podium.check.tails import tail_problem
-from podium.check.trials import SIMPLER, Trial, Trials, first_differing_update, quick_overrides
+from podium.check.trials import SIMPLER, Trial, Trials, first_differing_update, quick_overrides, trial_folder
 from podium.distributed.lockstep import largest_span
 from podium.errors import UserError
 from podium.profiling.rates import measured_rates
@@ -49,7 +47,7 @@ def check(name: str, overrides: Sequence[str], keep: Path | None = None) -> bool
     recipe, trained = training.recipe, [*overrides, *ours, *simpler]
     answers: list[Answer] = []
     total = 5 + len(_counts(recipe, largest_span(training.state.model))) + 2
-    with console.progress_display(what="checking") as display, _trial_folder(keep) as folder:
+    with console.progress_display(what="checking") as display, trial_folder(keep, "check") as folder:
         for done, answer in enumerate(_answers(name, trained, training, folder)):
             answers.append(answer)
             display.update(min(done + 1, total), total, {"checked": answer.question})
@@ -81,16 +79,6 @@ def _counts(recipe: Recipe, span: int) -> list[int]:
     num_replicas, alike = recipe.batch.num_replicas, recipe.parallel.shard == "parameters"
     possible = possible_instances(num_replicas, blocks=Blocks(span, alike))
     return [count for count in _COUNTS if count in possible]
-
-
-@contextlib.contextmanager
-def _trial_folder(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        keep.mkdir(parents=True)
-        yield keep
-        return
-    with tempfile.TemporaryDirectory(prefix="podium-check-") as folder:
-        yield Path(folder)
 
 
 def _build(name: str, overrides: Sequence[str]) -> tuple[Training, list[str]]:

@@ -4,13 +4,11 @@ What the pod would refuse is refused here, in the same words: by its own checks 
 (`pretend/pod.py`), and by trainings of a small form with the same structure (`pretend/small.py`).
 """
 
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from podium.check.trials import Trial, Trials, first_differing_update
+from podium.check.trials import Trial, Trials, first_differing_update, trial_folder
 from podium.commands.placing import place_instances
 from podium.errors import TrainingFailed, UserError
 from podium.pretend.pod import Pod, build_pod, rates
@@ -40,7 +38,7 @@ def pretend(
     topology = place_instances(recipe, num_instances, _named(hosts))
     real, replaced = with_stand_in(recipe)
     _check_starting_weights(recipe)
-    with _folder(out) as folder:
+    with trial_folder(out, "pretend") as folder:
         with console.progress_display(what="pretending") as display:
             display.update(0, 3, {"now": "the pod's own numbers"})
             pod = build_pod(real, topology, {part: _own(recipe, part) for part in ("optim", "schedule")})
@@ -93,16 +91,6 @@ def _counts(small: Recipe) -> tuple[int, int]:
         return possible[0], possible[0]
     exact = small.engine.reduction == "exact" and small.parallel.shard != "parameters"
     return (possible[0] if exact and small.parallel.shard == "none" else possible[1]), possible[1]
-
-
-@contextmanager
-def _folder(out: Path | None) -> Iterator[Path]:
-    if out is not None:
-        out.mkdir(parents=True)
-        yield out
-        return
-    with tempfile.TemporaryDirectory(prefix="podium-pretend-") as folder:
-        yield Path(folder)
 
 
 def _good(trial: Trial) -> Trial:

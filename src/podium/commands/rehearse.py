@@ -1,11 +1,8 @@
 """`podium rehearse`: a job as its target would run it, small and here, with what goes wrong there."""
 
-import contextlib
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-from podium.check.trials import SIMPLER, quick_overrides
+from podium.check.trials import SIMPLER, quick_overrides, trial_folder
 from podium.errors import UserError
 from podium.recipe.loading import load_recipe
 from podium.rehearse.rehearsal import EVENTS, Rehearsal, carry_out, undisturbed
@@ -36,7 +33,7 @@ def rehearse(
     if recipe.engine.threads == "auto":
         words.append("engine.threads=1")  # the same on one instance and on all, whatever share of the cores they have
     num_hosts, per_host = fitting(recipe)
-    with console.progress_display(what="rehearsing") as display, _folder(keep) as folder:
+    with console.progress_display(what="rehearsing") as display, trial_folder(keep, "rehearsal") as folder:
 
         def tell(what: str, update: int) -> None:
             display.update(min(update, num_updates), num_updates, {"rehearsing": what})
@@ -81,16 +78,6 @@ def _tried(folder: Path, name: str, words: list[str]) -> tuple[list[str], float]
         if "schedule." not in str(error):
             raise
     return [*words, *SIMPLER], undisturbed(folder / "second", name, [*words, *short, *SIMPLER])[1]
-
-
-@contextlib.contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        keep.mkdir(parents=True)
-        yield keep.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="podium-rehearsal-") as folder:
-        yield Path(folder).resolve()
 
 
 def _show(
