@@ -152,3 +152,30 @@ def test_an_end_that_is_final_on_one_instance_ends_the_run_at_once(tmp_path, mon
     assert "not finite" in sentence(done.stderr)
     assert "go on without" not in done.stderr
     assert time.monotonic() - began < 100  # not the 300 s that a silent instance has
+
+
+def test_an_instance_lost_before_its_first_update_is_replaced(tmp_path, monkeypatch, outcome_alone):
+    """At the beginning, and again where the training goes on from a checkpoint."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import os, signal, time\n"
+        "if os.environ.get('RANK') == '0':\n"
+        "    import podium.training.regrouping as r\n"
+        "    begin = r.Regrouping.begin\n"
+        "    def lost(self, engine):\n"
+        "        begin(self, engine)\n"
+        "        time.sleep(1)  # until the other has begun, too\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    r.Regrouping.begin = lost\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    for words, code in ((["train", *LONG, "--out"], 75), (["resume"], 0)):
+        with started(*words, "run", "--instances", 2, cwd=tmp_path, under=[]) as launched:
+            if code:
+                launched.until(lambda: "2 instances train from update" in launched.stderr, "the one that has come")
+                launched.until_records(tmp_path / "run", num_records(Run(tmp_path / "run")) + 2)
+            done = launched.ended(signal.SIGTERM if code else None)
+        assert done.returncode == code, done.stderr
+        assert "was killed by SIGKILL; the others go on without it (1 of 3)" in done.stderr
+        assert "restarting" not in done.stderr, done.stderr
+    assert outcome(Run(tmp_path / "run")) == outcome_alone(LONG)

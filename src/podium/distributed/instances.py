@@ -6,6 +6,7 @@ travel by the device's own backend (`device_messages.py`), and never by gloo.
 instances are only combined in `sum_exact`, which fixes the order of additions, or in `gather`, which adds nothing.
 """
 
+import ctypes
 import json
 import math
 import time
@@ -25,6 +26,7 @@ from podium.distributed.lost import InstanceLost, naming_lost_instance
 from podium.distributed.regrouping import Membership
 from podium.distributed.shared_memory import SharedMemory
 from podium.distributed.watched_store import WatchedStore
+from podium.distributed.watched_waits import WatchedWaits
 
 #: large buffers are sent in pieces of this many bytes, so that one is added while the next is in transit
 PIECE_BYTES = 4 << 20
@@ -40,6 +42,10 @@ EXCHANGE_BYTES = 1 << 20
 LEDGER_NUMBERS = 1 << 16
 #: how often an instance that waits for the others to come looks whether they still will
 _LOOK_S = 0.2
+#: how long instances that are all there may take to connect
+_CONNECT_S = 10.0
+#: how long waits may take to end once their connections are broken off
+_BREAK_S = 0.2
 
 
 class Instances:
@@ -83,6 +89,7 @@ class Instances:
         self._connect = connect
         self._group: dist.ProcessGroup | None = None
         self._connections = Connections()
+        self._waits = WatchedWaits()
         self._received_ledgers: list[Tensor] = []
         self._shared, self._num_exchanges = shared_memory, 0
         self._received: dict[tuple[torch.dtype, int], Tensor] = {}
@@ -114,9 +121,18 @@ class Instances:
         backend = device_messages.backend_for(device or torch.device("cpu"))
 
         def connect() -> dist.ProcessGroup:
-            meeting = store if is_over is None else WatchedStore(store, is_over, timeout_s, _LOOK_S)
-            dist.init_process_group(backend, store=meeting, rank=index, world_size=count, timeout=timeout)
+            meeting, patience = store, timeout
+            if is_over is not None:  # all are there: whoever does not connect at once has been lost meanwhile
+                meeting = WatchedStore(store, is_over, timeout_s, _LOOK_S)
+                patience = min(timeout, timedelta(seconds=_CONNECT_S))
+            try:
+                dist.init_process_group(backend, store=meeting, rank=index, world_size=count, timeout=patience)
+            except BaseException:
+                # torch names groups by their number, which has to be the same for those that come.
+                dist.distributed_c10d._world.group_count = 0
+                raise
             assert dist.group.WORLD is not None
+            dist.group.WORLD.set_timeout(timeout)
             return dist.group.WORLD
 
         shared_memory = None
@@ -221,7 +237,9 @@ class Instances:
                     row[part].copy_(piece)
         elif values.numel():
             with naming_lost_instance(None):
-                dist.all_gather_single(gathered.view(-1), values.contiguous().view(-1), group=self.group())
+                flat = values.contiguous().view(-1)
+                work = dist.all_gather_single(gathered.view(-1), flat, group=self.group(), async_op=True)
+                self._wait_for([work])
         return gathered
 
     def broadcast(self, values: Tensor, source: int = 0, *, takes: bool = True) -> None:
@@ -237,7 +255,7 @@ class Instances:
                     flat[part].copy_(pieces[source])
         else:
             with naming_lost_instance(self.members[source]):
-                dist.broadcast(values, group=self.group(), group_src=source)
+                self._wait_for([dist.broadcast(values, group=self.group(), group_src=source, async_op=True)])
 
     def barrier(self) -> None:
         """Return when every instance has called this method."""
@@ -245,7 +263,7 @@ class Instances:
             self._shared.barrier()
         elif self.count > 1:
             with naming_lost_instance(None):
-                dist.barrier(group=self.group())
+                self._wait_for([dist.barrier(group=self.group(), async_op=True)])
 
     @property
     def ledgers(self) -> list[Tensor]:
@@ -268,7 +286,7 @@ class Instances:
 
         def wait() -> Tensor:
             with naming_lost_instance(None):
-                work.wait()
+                self._wait_for([work])
             return gathered
 
         return wait
@@ -289,6 +307,9 @@ class Instances:
             self._shared.leave()
         if self._group is not None and self.membership is not None:
             self._connections.shut()
+            if not self._waits.end(_BREAK_S):
+                # The end of a group waits for its threads: this one never ends, and stays.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
             self._connect = self._group = None
             dist.destroy_process_group()
 
@@ -298,6 +319,14 @@ class Instances:
         if self._group is not None:
             self._group = None
             dist.destroy_process_group()
+
+    def _wait_for(self, works: Sequence[dist.Work]) -> None:
+        """Wait for messages. Where the others can go on without an instance, no longer than until one is lost."""
+        if self.membership is None or self.device.type != "cpu":
+            for work in works:
+                work.wait()
+        else:
+            self._waits.wait(works, self.timeout_s, self.membership.has_lost)
 
     def exchange(self, own: Tensor, length: int = 0) -> Iterator[tuple[list[Tensor], slice]]:
         """Exchange the bytes `own` through shared memory, piece by piece; yield (the pieces of all instances, their
@@ -375,7 +404,7 @@ class Instances:
         name = self.members[partner]
         if sent.device.type != "cpu":
             pairs = [[(partner, tensor)] if tensor.numel() else [] for tensor in (sent, received)]
-            return _Exchange(name, self.post(*pairs))
+            return _Exchange(name, self.post(*pairs), self._wait_for)
         with naming_lost_instance(name):
             messages = []
             # Messages between two instances arrive in the order in which they are sent, so one tag per lane is
@@ -384,19 +413,20 @@ class Instances:
                 messages.append(self.group().recv([received], partner, FIRST_TAG + lane))
             if sent.numel():
                 messages.append(self.group().send([sent], partner, FIRST_TAG + lane))
-        return _Exchange(name, messages)
+        return _Exchange(name, messages, self._wait_for)
 
 
 class _Exchange:
     """A pair of messages in flight, one each way."""
 
-    def __init__(self, partner: int, messages: list[dist.Work]) -> None:
-        self._partner, self._messages = partner, messages
+    def __init__(
+        self, partner: int, messages: list[dist.Work], wait_for: Callable[[Sequence[dist.Work]], None]
+    ) -> None:
+        self._partner, self._messages, self._wait_for = partner, messages, wait_for
 
     def wait(self) -> None:
         with naming_lost_instance(self._partner):
-            for message in self._messages:
-                message.wait()
+            self._wait_for(self._messages)
 
 
 def _gather_through(

@@ -53,6 +53,10 @@ class Membership(Protocol):
         """Return whether the group is no longer the newest one. Takes a microsecond."""
         ...
 
+    def has_lost(self) -> bool:
+        """Return whether the run goes on without an instance of the group, or has ended. Reads a file."""
+        ...
+
     def withdraw(self) -> None:
         """Say that it trains no more, and could not go on in another group."""
         ...

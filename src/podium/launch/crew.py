@@ -60,6 +60,8 @@ class Crew:
         self._given_up: set[int] = set()
         self._left: set[int] = set()
         self._told_of_view, self._since = 0, time.monotonic()
+        #: since when an instance is lost that the others, as far as they have said, cannot go on without
+        self._lost_since: float | None = None
         #: why the run has to restart, where that is known
         self.reason = ""
         #: whether all instances are about to restart
@@ -137,15 +139,16 @@ class Crew:
         events = [[seat] for seat in lost if self._roster.arrival_of(seat) not in lost_hosts]
         events += [self._roster.seats_of(number) for number in lost_hosts]
         reasons = list(self._everyone.notes("cannot").values())
-        if (
-            num_lost + len(events) > most
-            or reasons
-            or not self._can_spare({seat for seats in events for seat in seats})
-        ):
+        gone = {seat for seats in events for seat in seats}
+        can_spare = self._can_spare(gone)
+        if not can_spare and not reasons and self._may_yet_hear(gone):
+            return 0
+        if num_lost + len(events) > most or reasons or not can_spare:
             facts = next(iter(reasons), {})
             known = [failure.sentence() for failure in lost.values() if failure.exit_code]
             self.reason = str(facts.get("reason", ""))[:300] or next(iter(known), "")
             return None
+        self._lost_since = None
         for number, seats in enumerate(events, num_lost + 1):
             self._lose(seats, lost, lost_hosts, f"{number} of {most}")
         self._welcome_hosts()
@@ -174,6 +177,18 @@ class Crew:
         if left == set(self._coordinator.view.seats):
             return True
         return bool(left) and all(seat in able or seat >= self._num_first for seat in left)
+
+    def _may_yet_hear(self, lost: set[int]) -> bool:
+        """Return whether instances of other hosts may have begun to train, and their word of it be on its way."""
+        now = time.monotonic()
+        self._lost_since = now if self._lost_since is None else self._lost_since
+        told = self._everyone.notes("able").keys() | self._everyone.notes("bound").keys()
+        untold = set(self._coordinator.view.seats) - lost - told
+        return (
+            bool(untold)
+            and all(self._roster.arrival_of(seat) != HOME for seat in untold)
+            and now - self._lost_since < SILENT_S
+        )
 
     def _failure(self, seat: int, code: int) -> Failure:
         notes, host = [note for note in self._everyone.failures() if note.instance == seat], self._roster.host_of(seat)

@@ -77,6 +77,10 @@ class CrewMember:
             return False
         return self._member.heed(self._newest()) != "stay"
 
+    def has_lost(self) -> bool:
+        newest = self._newest()
+        return self._board.get("over") is not None or not set(self._member.view.seats) <= set(newest.seats)
+
     def updated(self) -> None:
         self._member.recorded_by = None
 

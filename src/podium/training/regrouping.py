@@ -180,7 +180,8 @@ class Regrouping:
             group.instances.leave()
             return False
         membership.has_state()
-        self.again = group.again
+        # Nothing follows the update that a training begins or goes on from: no losses have come since.
+        self.again = group.again and bool(state.progress.pending.parts)
         training.placement = replace(training.placement, topology=group.topology, instances=group.instances)
         training.parallelism, state.optimiser = form, optimiser
         return True
