@@ -39,18 +39,19 @@ setup-test: .venv/.installed-test
 	@touch $@
 
 test: setup-test check
-	$(BIN)/pytest -m "not slow" -q -n 2
-	$(BIN)/pytest -m slow -q -n 2 --dist loadfile
+	$(BIN)/pytest -m "not slow and not soak" -q -n 2
+	$(BIN)/pytest -m "slow and not soak" -q -n 2 --dist loadfile
 
 test-fast: setup-test
-	$(BIN)/pytest -m "not slow" -q -n 2
+	$(BIN)/pytest -m "not slow and not soak" -q -n 2
 
 # Tries on this machine's accelerators whether every promise holds, and writes a card about it.
 gpu: setup
 	.venv/bin/podium certify --out certificate
 
 soak: setup-test
-	PODIUM_EXAMPLES=explore $(BIN)/pytest -m "not slow" -q -n 2
+	PODIUM_EXAMPLES=explore $(BIN)/pytest -m "not slow and not soak" -q -n 2
+	$(BIN)/pytest -m soak -q
 	PODIUM_KILLS=50 $(BIN)/pytest tests/faults/test_lost_instances.py -k kills
 	$(BIN)/pytest tests/faults/test_any_moment.py tests/faults/test_spare_copies.py
 	$(BIN)/python -m bench.soak

@@ -88,7 +88,7 @@ def test_a_processor_is_certified_as_one(podium, tmp_path):
     assert card["samples_per_second"]["mnist"]["one, exact"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(bool(pretend.why_not()), reason=pretend.why_not())
 def test_two_pretended_devices_are_certified(tmp_path):
     words = ["certify", "mnist", "--precision", "32.32", "--seconds", "0.1", "--out", "card"]

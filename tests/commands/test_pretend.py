@@ -116,8 +116,9 @@ def test_halves_and_shards_take_what_they_say():
     assert whole.step == 0 < half.step
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak if "bert" in name else pytest.mark.slow) for name in TRAINED]
+)
 def test_a_pod_is_tried_here(name, tmp_path):
     done = podium_ended(tmp_path, "train", name, "--pretend", "--out", tmp_path / "tried", *TRAINED[name])
     assert done.returncode == 0, done.stderr

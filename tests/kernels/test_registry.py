@@ -19,11 +19,9 @@ from podium.runs.folder import differing_conditions
 #: what a kernel is called by, in its module
 OPERATORS = {
     "attention": ["Attention"],
-    "batch_norm_relu": ["NormRelu"],
     "conv3d_stride2": ["Halving", "Doubling"],
     "conv3d_weight_copy": ["copy_kernel"],
     "conv_pool": ["ConvPool"],
-    "conv_weight_gradient": ["ConvolutionWithGradient"],
     "cross_entropy": ["CrossEntropy"],
     "dropout_gelu": ["Dropout", "Gelu"],
     "mirror_normalise": ["mirrored_and_normalised"],
@@ -144,7 +142,7 @@ def test_nothing_is_read_or_written_beyond_the_tensors(case, monkeypatch):
     monkeypatch.undo()
     assert all(bool(tensor.isfinite().all()) for tensor in found if tensor.is_floating_point())
     guarded.check()
-    assert guarded.num_made or case.kernel == "conv_weight_gradient"  # which is made of torch's operators
+    assert guarded.num_made
 
 
 class Guarded:
@@ -245,7 +243,7 @@ def test_what_is_not_training_in_single_precision_is_left_to_torch(kernel, setti
     assert not found_calls
 
 
-@pytest.mark.parametrize("case", [case for case in TAKEN if case.kernel in ("conv_pool", "batch_norm_relu")], ids=str)
+@pytest.mark.parametrize("case", [case for case in TAKEN if case.kernel == "conv_pool"], ids=str)
 def test_modules_that_somebody_looks_into_run_one_by_one(case, calls):
     model, inputs = plain(case)
     fast = put_on(case, model)
@@ -279,12 +277,12 @@ def test_a_kernel_that_is_none_is_a_mistake_of_the_recipe(choice, told):
 
 
 @pytest.mark.parametrize("instructions", ["AVX2", "AVX512"])
-@pytest.mark.parametrize("choice", ["auto", "off", ["conv_weight_gradient", "winograd"]])
+@pytest.mark.parametrize("choice", ["auto", "off", ["conv3d_stride2", "winograd"]])
 def test_a_choice_says_which_kernels_are_in_use(choice, instructions, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
     monkeypatch.setattr(registry, "_fast_here", registry._fast_here.__wrapped__)
     registry.use(choice)
-    fast = registry.KERNELS.keys() - ({"conv_weight_gradient"} if instructions == "AVX512" else set())
+    fast = registry.KERNELS.keys() - ({"conv3d_stride2", "winograd"} if instructions == "AVX512" else set())
     expected = {"auto": sorted(fast), "off": []}.get(choice if isinstance(choice, str) else "", choice)
     assert registry.in_use() == expected
     for name in registry.KERNELS:

@@ -30,13 +30,13 @@ LANES = [
         overrides=(
             "workload.data.source=generated", "workload.data.samples=8", "workload.data.valid_samples=2",
             "batch.global=null", "batch.micro=2", "valid.micro=2", f"optim.lr={_LR}", "optim.scale=none",
-            "engine.updates_per_call=1",
+            "engine.updates_per_call=4",
         ),
         not_random=(),
         mean_loss=mean_loss,
         optimiser=optimiser,
         # An update takes seconds. The plain loop after 6: 6e-5 off with weights 1e-6 larger, 8e-3 an update short.
         num_compared=6,
-        least_updates=5,
+        least_updates=8,
     )
 ]  # fmt: skip

@@ -6,7 +6,7 @@ Two kernels have no cases here: `jpeg_window` is compared with libjpeg-turbo in 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from podium.kernels import registry
 from podium.layers.images import mirrored_and_normalised
 from podium.layers.loss import cross_entropy_sum
-from podium.layers.residual import ResidualBlock
 from podium.layers.transformer import SelfAttention, Words
 
 
@@ -136,33 +135,6 @@ def _winograd() -> list[Case]:
     return [*taken, *refused, real]
 
 
-def _weight_gradient() -> list[Case]:
-    taken = _of(
-        "conv_weight_gradient",
-        taken=True,
-        odd_channels=(_conv(20, 65, 3), (4, 20, 9, 7)),
-        padded_and_strided=(_conv(20, 64, 3, stride=2, padding=1), (2, 20, 11, 8)),
-        many_channels=(_conv(128, 64, 3, stride=2, padding=1, bias=False), (2, 128, 7, 6)),
-        pointwise=(_conv(32, 16, 1, bias=False), (2, 32, 6, 6)),
-        one_position=(_conv(20, 67, 4), (3, 20, 4, 4)),
-        dilated=(_conv(20, 67, 3, dilation=2), (2, 20, 9, 9)),
-        uneven=(_conv(20, 64, (1, 5), stride=(1, 3), padding=(0, 2)), (2, 20, 4, 20)),
-        one_dimension=(lambda: nn.Sequential(nn.Conv1d(30, 69, 4, stride=2, padding=1)), (3, 30, 21)),
-    )
-    refused = _of(
-        "conv_weight_gradient",
-        taken=False,
-        few_channels=(_conv(4, 6, 3), (3, 4, 8, 7)),
-        few_outputs=(_conv(36, 12, 3), (3, 36, 8, 7)),
-        vectors_of_channels=(_conv(16, 64, 3), (4, 16, 9, 7)),
-        grouped=(_conv(20, 80, 3, groups=4), (2, 20, 6, 6)),
-    )
-    real = _real(
-        "conv_weight_gradient", "pointwise, 256 to 64 channels", _conv(256, 64, 1, bias=False), 32, 256, 14, 14
-    )
-    return [*taken, *refused, real]
-
-
 def _halves(c: int, o: int) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(nn.Conv3d(c, o, 4, 2, 1))
 
@@ -225,45 +197,6 @@ def _weight_copy() -> list[Case]:
 
     small = Case("conv3d_weight_copy", "odd numbers", _Copy, weight(150, 5))
     return [small, Case("conv3d_weight_copy", "512 × 256 channels", _Copy, weight(512, 256), real=True)]
-
-
-def _batch_norm() -> list[Case]:
-    def norm(c: int, **keys: object) -> nn.BatchNorm2d:
-        layer = nn.BatchNorm2d(c, **keys)  # type: ignore[arg-type]
-        if layer.affine:
-            nn.init.uniform_(layer.weight, 0.5, 2)
-            nn.init.normal_(layer.bias)
-        return layer
-
-    def normed(c: int, **keys: object) -> Callable[[], nn.Module]:
-        return lambda: nn.Sequential(norm(c, **keys), nn.ReLU(inplace=True))
-
-    def residual(c: int) -> Callable[[], nn.Module]:
-        return lambda: nn.Sequential(ResidualBlock(nn.Sequential(nn.Identity(), norm(c)), nn.Identity()))
-
-    taken = _of(
-        "batch_norm_relu",
-        taken=True,
-        few_channels=(normed(8), (4, 8, 40, 41)),
-        odd_rows=(normed(48), (3, 48, 37, 20)),
-        many_channels=(normed(1024), (2, 1024, 7, 7)),
-        residual=(residual(16), (8, 16, 16, 20)),
-    )
-    refused = _of(
-        "batch_norm_relu",
-        taken=False,
-        odd_channels=(normed(12), (64, 12, 16, 16)),
-        no_statistics=(normed(16, track_running_stats=False), (64, 16, 16, 16)),
-        no_parameters=(normed(16, affine=False), (64, 16, 16, 16)),
-        small=(normed(16), (2, 16, 16, 16)),
-    )
-    real = _real("batch_norm_relu", "ResNet-20's first stage, with its sum", residual(16), 128, 16, 32, 32)
-
-    def far_from_zero(case: Case) -> Case:
-        """Shift the inputs away from zero: a large mean must not cost precision."""
-        return replace(case, inputs=lambda: (case.inputs()[0] * 2 + 5,))
-
-    return [far_from_zero(case) for case in (*taken, *refused, real)]
 
 
 class _Masked(nn.Module):
@@ -391,5 +324,5 @@ def _mirror() -> list[Case]:
 
 def all_cases() -> list[Case]:
     """Return the cases of all kernels; nothing is drawn yet."""
-    makers = (_conv_pool, _winograd, _weight_gradient, _conv3d, _weight_copy, _batch_norm, _attention, _gelu)
+    makers = (_conv_pool, _winograd, _conv3d, _weight_copy, _attention, _gelu)
     return [case for make in (*makers, _vocabulary, _cross_entropy, _mirror) for case in make()]

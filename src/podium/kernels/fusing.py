@@ -1,27 +1,21 @@
-"""Consecutive modules that run as one operator. `install.py` applies this to models; `conv/conv_pool.py` and
-`norm/batch_norm_relu.py` define which modules can be combined."""
+"""Consecutive modules that run as one operator. `install.py` applies this to models; `conv/conv_pool.py` defines which
+modules can be combined."""
 
 import itertools
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from podium.kernels import registry
-from podium.kernels.conv.memory import channels_last
-from podium.kernels.eligibility import has_hooks, leave_to_torch, shown, stays_apart
-from podium.layers.residual import ResidualBlock
+from podium.kernels.eligibility import leave_to_torch, stays_apart
 
-#: the kernels that can do the work of several modules, in the order in which they are tried
-_KERNELS = ("conv_pool", "batch_norm_relu")
 _Step = Callable[[Tensor], Tensor]
 
 
 def install(module: nn.Module) -> None:
-    """Change a plain sequence or residual block to one of the classes below."""
-    faster = {nn.Sequential: _Sequential, ResidualBlock: _ResidualBlock}.get(type(module))
-    if faster is not None:
-        module.__class__ = faster
+    """Change a plain sequence to the class below."""
+    if type(module) is nn.Sequential:
+        module.__class__ = _Sequential
 
 
 class _Sequential(nn.Sequential):
@@ -45,34 +39,14 @@ class _Sequential(nn.Sequential):
         return self._steps
 
 
-class _ResidualBlock(ResidualBlock):
-    """A block that runs the branch's last batch norm, the sum and the ReLU as one operator where possible."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        kernel, branch, norm = registry.find("batch_norm_relu"), self.branch, self.branch[-1]
-        if kernel is None or leave_to_torch(x) or not isinstance(branch, _Sequential):
-            return super().forward(x)
-        if any(has_hooks(module) or stays_apart(module) for module in (branch, norm)):
-            return super().forward(x)
-        *steps, last = branch.steps()
-        if last is not norm or not isinstance(norm, nn.BatchNorm2d):
-            return super().forward(x)
-        before = x
-        for step in steps:
-            before = step(before)
-        if not kernel.fits(norm, before):
-            return F.relu(norm(before) + self.shortcut(x), inplace=True)
-        return shown((norm,), kernel.apply(norm, before, channels_last(self.shortcut(x))))
-
-
 def _steps(modules: Sequence[nn.Module]) -> list[_Step]:
     """Plan the modules in order, combining those that one operator can run."""
-    kernels = [kernel for name in _KERNELS if (kernel := registry.find(name)) is not None]
+    kernel = registry.find("conv_pool")
     steps: list[_Step] = []
     at = 0
     while at < len(modules):
         near = list(itertools.takewhile(lambda module: not stays_apart(module), modules[at : at + 3]))
-        step = next((step for kernel in kernels if (step := kernel.step(near)) is not None), None)
+        step = kernel.step(near) if kernel is not None else None
         steps.append(modules[at] if step is None else step)
         at += 1 if step is None else step.num_modules
     return steps

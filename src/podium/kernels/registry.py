@@ -72,13 +72,6 @@ KERNELS: dict[str, Kernel] = {
             _CONV + "winograd",
             4e-6,
             parts=(_CONV + "winograd_weights",),
-        ),
-        Kernel(
-            "conv_weight_gradient",
-            "the gradient of the weight of Conv1d and Conv2d",
-            _CONV + "weight_gradient",
-            4e-6,
-            needs=(),
             slower_with=frozenset({"AVX512"}),
         ),
         Kernel(
@@ -87,6 +80,7 @@ KERNELS: dict[str, Kernel] = {
             _CONV + "conv3d_stride2",
             4e-6,
             parts=(_CONV + "conv3d_patches", _CONV + "conv3d_tiles"),
+            slower_with=frozenset({"AVX512"}),
         ),
         Kernel(
             "conv3d_weight_copy",
@@ -95,12 +89,6 @@ KERNELS: dict[str, Kernel] = {
             0.0,
             bit_exact=True,
             needs=("numba",),
-        ),
-        Kernel(
-            "batch_norm_relu",
-            "BatchNorm2d and ReLU, with the sum of a residual block between them",
-            "podium.kernels.norm.batch_norm_relu",
-            2e-5,
         ),
         Kernel("attention", "scaled_dot_product_attention with dropout and masks", _WORDS + "attention", 4e-6),
         Kernel("dropout_gelu", "Dropout, and GELU by a hyperbolic tangent", _WORDS + "dropout_gelu", 2e-6),

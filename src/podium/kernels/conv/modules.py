@@ -34,16 +34,11 @@ def convolved(
     image = channels_last(image)
     if leave_to_torch(image):
         return torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
-    result: Tensor
-    plain = groups == 1 and set(stride) == set(dilation) == {1}
-    winograd, weight_gradient = registry.find("winograd"), registry.find("conv_weight_gradient")
+    plain, winograd = groups == 1 and set(stride) == set(dilation) == {1}, registry.find("winograd")
     if plain and winograd is not None and winograd.fits(image, weight, padding):
-        result = winograd.WinogradConvolution.apply(image, weight, bias, tuple(padding))
-    elif weight_gradient is not None and weight_gradient.fits(weight, groups):
-        result = weight_gradient.ConvolutionWithGradient.apply(image, weight, bias, stride, padding, dilation, groups)
-    else:
-        result = torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
-    return result
+        result: Tensor = winograd.WinogradConvolution.apply(image, weight, bias, tuple(padding))
+        return result
+    return torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
 
 
 class Conv2d(nn.Conv2d):

@@ -1,5 +1,5 @@
 """Machine code generated at run time, for the few loops that no torch operator does well. Used by
-`kernels/conv/conv_pool_loops.py`, `kernels/norm/batch_norm_relu.py`, `kernels/conv/winograd.py`, and by the users of
+`kernels/conv/conv_pool_loops.py`, `kernels/conv/winograd.py`, and by the users of
 `vector_ops.py`.
 
 llvmlite, on which numba is built, needs no compiler on the machine; numba itself offers no control over which values

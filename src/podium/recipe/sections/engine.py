@@ -10,11 +10,9 @@ from podium.recipe.section import Section
 #: rows of the table in `kernels/registry.py`
 KernelName = Literal[
     "attention",
-    "batch_norm_relu",
     "conv3d_stride2",
     "conv3d_weight_copy",
     "conv_pool",
-    "conv_weight_gradient",
     "cross_entropy",
     "dropout_gelu",
     "few_rows",

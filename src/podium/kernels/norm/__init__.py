@@ -1,1 +1,0 @@
-"""Batch norm with sum and ReLU as one operator."""
