@@ -4,8 +4,8 @@
     python -m bench.race --quick                to see that it works, not to measure
     python -m bench.race --lanes mnist-8 --contenders podium pytorch --rounds 3
 
-Podium          `podium train` as installed, by the wall clock: feed, metric records, TensorBoard, and a checkpoint in
-                every stretch; a real training writes one every few minutes.
+Podium          `podium train` as installed, by the wall clock: feed, metric records, TensorBoard, digests of the
+                weights; a checkpoint only at the end, as the others save nothing.
 PyTorch loop    as its tutorials write it, with a DataLoader (and again with two loader workers), torch's optimiser
                 and torch's number of threads.
 Tuning guide    that loop as PyTorch's own guides tune it for processors: the fused optimiser, channels-last weights

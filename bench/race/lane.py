@@ -59,7 +59,7 @@ class Lane:
     #: losses are compared after this many updates
     num_compared: int = 100
     #: the fewest updates of a stretch, for every contender: where updates take seconds, the few that fit the usual
-    #: stretch show little, and Podium's checkpoint in each stretch comes far more often than in any training
+    #: stretch show little
     least_updates: int = 1
     #: whether two halves of a micro-batch train as the whole does: not where batch norm looks at all of it
     may_be_divided: bool = False

@@ -1,7 +1,7 @@
-"""Podium as installed: `podium train` with its feed, metric records, TensorBoard and checkpoints.
+"""Podium as installed: `podium train` with its feed, metric records, TensorBoard and digests of the weights.
 
 Timed by its own records, by the wall clock: everything between the record that ends the warm-up and the last one
-counts, including writing the records and a checkpoint half-way (with the check of its weights on validation samples).
+counts, including writing the records. As the others save nothing, the only checkpoint is that after the last update.
 """
 
 import subprocess
@@ -22,8 +22,7 @@ def race(heat: Heat, more: Sequence[str] = (), options: Sequence[str] = ()) -> O
         *heat.overrides,
         *more,
         f"train.length={heat.total_updates}up",
-        # in the middle of the stretch; end to end only the one at the end, as always
-        "checkpoint.every=0" if heat.end_to_end else f"checkpoint.every={heat.num_warmup + heat.num_updates // 2}up",
+        "checkpoint.every=0",
         # The others neither validate nor draw figures: here that happens only after the last update.
         "valid.every=0",
         "valid.max_samples=8",

@@ -73,6 +73,6 @@ LANES = [
         "workload.data.source=generated", "workload.data.samples=64", "workload.model.num_classes=10",
         "batch.micro=8", "optim.scale=none", "optim.base_batch=null", "engine.updates_per_call=4",
         # An update takes 1 to 2 s. The plain loop an update short: 1e-2 off.
-        num_compared=6, least_updates=8,
+        num_compared=6, least_updates=12,
     ),
 ]  # fmt: skip

@@ -37,6 +37,6 @@ LANES = [
         optimiser=optimiser,
         # An update takes seconds. The plain loop after 6: 6e-5 off with weights 1e-6 larger, 8e-3 an update short.
         num_compared=6,
-        least_updates=8,
+        least_updates=12,
     )
 ]  # fmt: skip
