@@ -13,7 +13,7 @@ CASES = {
     "few channels": (4, 16, (8, 6, 4)),
     "odd": (5, 6, (9, 8, 7)),
     "tiles": (32, 32, (16, 16, 16)),
-    "odd tiles": (40, 32, (16, 17, 18)),
+    "odd tiles": (48, 32, (16, 17, 18)),
 }
 Results = list[Tensor]
 

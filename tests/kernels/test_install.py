@@ -70,7 +70,7 @@ def test_a_block_is_cut_into_as_many_pieces_as_there_are_threads(threads, monkey
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     ("image", "kernel", "num_out", "window"),
-    [((28, 28, 1), (3, 3), 32, (2, 2)), ((1, 50, 4), (1, 4), 30, (1, 4)), ((9, 8, 2), (2, 2), 8, (2, 3))],
+    [((28, 28, 1), (3, 3), 32, (2, 2)), ((1, 50, 4), (1, 4), 30, (1, 4)), ((9, 8, 2), (2, 2), 16, (2, 3))],
 )
 def test_few_taps_give_the_bits_of_lists(threads, image, kernel, num_out, window):
     geometry = conv_pool_loops.geometry_of(image, kernel, num_out, window, True)

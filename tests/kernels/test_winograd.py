@@ -7,6 +7,7 @@ from torch import nn
 from podium.kernels.conv.winograd import Geometry, WinogradConvolution, convolved
 from podium.kernels.conv.winograd_weights import matrix, transformed
 from podium.kernels.install import apply_layout
+from podium.kernels.jit.llvm import WIDTH
 
 
 @pytest.fixture(params=[1, 3])
@@ -29,7 +30,7 @@ def _off(found, expected):
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.parametrize(("o", "c"), [(64, 32), (8, 40)])
+@pytest.mark.parametrize(("o", "c"), [(64, 32), (WIDTH, 5 * WIDTH)])
 def test_kernels_are_transformed_as_by_a_matrix(threads, o, c):
     torch.manual_seed(0)
     kernel = torch.randn(o, c, 3, 3).contiguous(memory_format=torch.channels_last)

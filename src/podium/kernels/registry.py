@@ -72,7 +72,6 @@ KERNELS: dict[str, Kernel] = {
             _CONV + "winograd",
             4e-6,
             parts=(_CONV + "winograd_weights",),
-            slower_with=frozenset({"AVX512"}),
         ),
         Kernel(
             "conv3d_stride2",

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from llvmlite import ir
 
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
-WIDTH = 8  # floats per vector: one AVX register; elsewhere LLVM uses two registers, or half of one
+#: floats per vector: one register with AVX-512 or AVX2; elsewhere LLVM uses two registers, or half of one
+WIDTH = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 Value = Any  # llvmlite's classes are built at run time: type checkers cannot see them
 
 

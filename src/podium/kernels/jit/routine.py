@@ -18,7 +18,7 @@ from llvmlite import binding
 from torch import Tensor
 
 from podium.kernels.jit import kept_code
-from podium.kernels.jit.llvm import Code
+from podium.kernels.jit.llvm import WIDTH, Code
 from podium.machine.recording import note
 
 _P = ParamSpec("_P")
@@ -110,7 +110,7 @@ def _machine() -> binding.TargetMachine:
 def _version() -> str:
     """Return a digest of everything but its arguments that a routine's machine code depends on."""
     facts = [llvmlite.__version__, str(binding.llvm_version_info), binding.get_default_triple()]
-    facts += [binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()]
+    facts += [str(WIDTH), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()]
     digest = hashlib.sha256("\n".join(facts).encode())
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
