@@ -60,7 +60,7 @@ CONTENDERS = {
     "pytorch-workers": Contender("PyTorch loop, 2 loader workers", f"{_HERE}.pytorch_loop_workers", "torch"),
     "pytorch-tuned": Contender(f"PyTorch by its tuning guide, {_ALLOCATOR}", f"{_HERE}.pytorch_tuned", "torch", _GUIDE),
     "pytorch-tuned-compiled": Contender(
-        f"the same, torch.compile, {_ALLOCATOR}", f"{_HERE}.pytorch_tuned_compiled", "torch", _GUIDE
+        f"PyTorch by its tuning guide, torch.compile, {_ALLOCATOR}", f"{_HERE}.pytorch_tuned_compiled", "torch", _GUIDE
     ),
     "lightning": Contender("Lightning", f"{_HERE}.lightning_trainer", "lightning"),
     "lightning-compiled": Contender("Lightning, torch.compile", f"{_HERE}.lightning_compiled", "lightning"),
