@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -457,6 +458,37 @@ def test_a_mate_that_is_silent_or_gone_is_named():
     assert crew.run(sum_without_the_last, False) == [(1, "instance 1 is lost: no answer in 1.5 s"), None]
     crew.join(2, timeout_s=60, num_per_host=2)
     assert crew.run(sum_without_the_last, True) == [(1, "instance 1 is lost: its process has ended"), None]
+    crew.close()
+
+
+class NobodyLost:
+    """The membership of a run that loses nobody."""
+
+    def has_lost(self) -> bool:
+        return False
+
+
+def sum_that_one_is_late_for(instances: Instances, port: int, late_s: float) -> float:
+    """In a group that has come about while the run was under way, over hosts of one instance each."""
+    store = dist.PrefixStore(f"late-{instances.count}", dist.TCPStore("127.0.0.1", port, is_master=False))
+    index, count = instances.index, instances.count
+    with mock.patch.object(instances_module, "_CONNECT_S", late_s / 2):
+        group = Instances.join(store, index, count, 60, (1,) * count, is_over=lambda: False)
+    group.membership = NobodyLost()  # type: ignore[assignment]
+    summed = summed_buffers.summed_buffers(group, count, [(1000, torch.float32)], torch.device("cpu"))
+    summed.sets[0].flats[0].fill_(index + 1)
+    if index == 0:
+        time.sleep(late_s)
+    summed.sum(0, 0)
+    group.close()
+    return float(summed.sets[0].totals[0].sum()) / 1000
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_time_to_connect_is_not_that_of_messages(count):
+    crew = Crew(count, __name__)
+    crew.join(count, num_per_host=count)
+    assert crew.run(sum_that_one_is_late_for, crew._store.port, 2.0) == [sum(range(1, count + 1))] * count
     crew.close()
 
 

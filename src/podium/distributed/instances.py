@@ -239,7 +239,7 @@ class Instances:
             with naming_lost_instance(None):
                 flat = values.contiguous().view(-1)
                 work = dist.all_gather_single(gathered.view(-1), flat, group=self.group(), async_op=True)
-                self._wait_for([work])
+                self.wait_for([work])
         return gathered
 
     def broadcast(self, values: Tensor, source: int = 0, *, takes: bool = True) -> None:
@@ -255,7 +255,7 @@ class Instances:
                     flat[part].copy_(pieces[source])
         else:
             with naming_lost_instance(self.members[source]):
-                self._wait_for([dist.broadcast(values, group=self.group(), group_src=source, async_op=True)])
+                self.wait_for([dist.broadcast(values, group=self.group(), group_src=source, async_op=True)])
 
     def barrier(self) -> None:
         """Return when every instance has called this method."""
@@ -263,7 +263,7 @@ class Instances:
             self._shared.barrier()
         elif self.count > 1:
             with naming_lost_instance(None):
-                self._wait_for([dist.barrier(group=self.group(), async_op=True)])
+                self.wait_for([dist.barrier(group=self.group(), async_op=True)])
 
     @property
     def ledgers(self) -> list[Tensor]:
@@ -286,7 +286,7 @@ class Instances:
 
         def wait() -> Tensor:
             with naming_lost_instance(None):
-                self._wait_for([work])
+                self.wait_for([work])
             return gathered
 
         return wait
@@ -320,8 +320,9 @@ class Instances:
             self._group = None
             dist.destroy_process_group()
 
-    def _wait_for(self, works: Sequence[dist.Work]) -> None:
-        """Wait for messages. Where the others can go on without an instance, no longer than until one is lost."""
+    def wait_for(self, works: Sequence[dist.Work]) -> None:
+        """Wait for messages of this group: all waits come through here. Where the others can go on without an instance,
+        none lasts longer than until one is lost."""
         if self.membership is None or self.device.type != "cpu":
             for work in works:
                 work.wait()
@@ -404,7 +405,7 @@ class Instances:
         name = self.members[partner]
         if sent.device.type != "cpu":
             pairs = [[(partner, tensor)] if tensor.numel() else [] for tensor in (sent, received)]
-            return _Exchange(name, self.post(*pairs), self._wait_for)
+            return _Exchange(name, self.post(*pairs), self.wait_for)
         with naming_lost_instance(name):
             messages = []
             # Messages between two instances arrive in the order in which they are sent, so one tag per lane is
@@ -413,7 +414,7 @@ class Instances:
                 messages.append(self.group().recv([received], partner, FIRST_TAG + lane))
             if sent.numel():
                 messages.append(self.group().send([sent], partner, FIRST_TAG + lane))
-        return _Exchange(name, messages, self._wait_for)
+        return _Exchange(name, messages, self.wait_for)
 
 
 class _Exchange:

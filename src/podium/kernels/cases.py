@@ -154,12 +154,12 @@ def _conv3d() -> list[Case]:
         halving_few_channels=(_halves(4, 16), (2, 4, 8, 6, 4)),
         halving_odd_sides=(_halves(5, 6), (2, 5, 9, 8, 7)),
         halving_by_tiles=(_halves(32, 32), (1, 32, 16, 16, 16)),
-        halving_by_odd_tiles=(_halves(40, 32), (1, 40, 16, 17, 18)),
+        halving_by_odd_tiles=(_halves(48, 32), (1, 48, 16, 17, 18)),
         doubling_one_position=(_doubles(24, 16), (2, 24, 1, 1, 1)),
         doubling_few_channels=(_doubles(16, 4), (2, 16, 4, 3, 2)),
         doubling_to_odd_sides=(_doubles(6, 5, (1, 0, 1)), (2, 6, 4, 4, 3)),
         doubling_by_tiles=(_doubles(32, 32), (1, 32, 8, 8, 8)),
-        doubling_by_odd_tiles=(_doubles(32, 40, (0, 1, 0)), (1, 32, 8, 8, 9)),
+        doubling_by_odd_tiles=(_doubles(32, 48, (0, 1, 0)), (1, 32, 8, 8, 9)),
     )
 
     def other(**keys: object) -> Callable[[], nn.Module]:

@@ -154,7 +154,7 @@ class UnevenBuffers:
     def _wait(self, posted: _Posted) -> None:
         for other, _, message in posted:
             with naming_lost_instance(self._instances.members[other]):
-                message.wait()
+                self._instances.wait_for([message])
 
     def _barrier(self, lane: int) -> None:
         if self._shared is not None:

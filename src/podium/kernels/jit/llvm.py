@@ -1,6 +1,5 @@
 """Machine code generated at run time, for the few loops that no torch operator does well. Used by
-`kernels/conv/conv_pool_loops.py`, `kernels/conv/winograd.py`, and by the users of
-`vector_ops.py`.
+`kernels/conv/conv_pool_loops.py`, `kernels/conv/winograd.py`, and by the users of `vector_ops.py`.
 
 llvmlite, on which numba is built, needs no compiler on the machine; numba itself offers no control over which values
 stay in vector registers, and was slower here than the operators it was meant to replace.
