@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from podium.contract import Loss, by_dimension
+from podium.distributed import connecting, shared_memory
 from podium.distributed import instances as instances_module
-from podium.distributed import shared_memory
 from podium.distributed.instances import Instances
 from podium.distributed.lost import InstanceLost
 from podium.distributed.reduction import exact, summed_buffers, uneven_buffers
@@ -472,7 +472,7 @@ def sum_that_one_is_late_for(instances: Instances, port: int, late_s: float) -> 
     """In a group that has come about while the run was under way, over hosts of one instance each."""
     store = dist.PrefixStore(f"late-{instances.count}", dist.TCPStore("127.0.0.1", port, is_master=False))
     index, count = instances.index, instances.count
-    with mock.patch.object(instances_module, "_CONNECT_S", late_s / 2):
+    with mock.patch.object(connecting, "_CONNECT_S", late_s / 2):
         group = Instances.join(store, index, count, 60, (1,) * count, is_over=lambda: False)
     group.membership = NobodyLost()  # type: ignore[assignment]
     summed = summed_buffers.summed_buffers(group, count, [(1000, torch.float32)], torch.device("cpu"))

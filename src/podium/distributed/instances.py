@@ -7,13 +7,11 @@ instances are only combined in `sum_exact`, which fixes the order of additions, 
 """
 
 import ctypes
-import json
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import accumulate
-from itertools import count as numbers
 from typing import Self
 
 import torch
@@ -22,10 +20,10 @@ from torch import Tensor
 
 from podium.distributed import device_messages
 from podium.distributed.closed_ports import Connections, only_own_connections
-from podium.distributed.lost import InstanceLost, naming_lost_instance
+from podium.distributed.connecting import connected, gather_through
+from podium.distributed.lost import naming_lost_instance
 from podium.distributed.regrouping import Membership
 from podium.distributed.shared_memory import SharedMemory
-from podium.distributed.watched_store import WatchedStore
 from podium.distributed.watched_waits import WatchedWaits
 
 #: large buffers are sent in pieces of this many bytes, so that one is added while the next is in transit
@@ -40,10 +38,6 @@ FIRST_TAG = 16
 EXCHANGE_BYTES = 1 << 20
 #: numbers that each instance can keep where the others can read them, even after its end
 LEDGER_NUMBERS = 1 << 16
-#: how often an instance that waits for the others to come looks whether they still will
-_LOOK_S = 0.2
-#: how long instances that are all there may take to connect
-_CONNECT_S = 10.0
 #: how long waits may take to end once their connections are broken off
 _BREAK_S = 0.2
 
@@ -117,35 +111,19 @@ class Instances:
         """
         if count == 1:
             return cls.alone()
-        timeout = timedelta(seconds=timeout_s)
         backend = device_messages.backend_for(device or torch.device("cpu"))
-
-        def connect() -> dist.ProcessGroup:
-            meeting, patience = store, timeout
-            if is_over is not None:  # all are there: whoever does not connect at once has been lost meanwhile
-                meeting = WatchedStore(store, is_over, timeout_s, _LOOK_S)
-                patience = min(timeout, timedelta(seconds=_CONNECT_S))
-            try:
-                dist.init_process_group(backend, store=meeting, rank=index, world_size=count, timeout=patience)
-            except BaseException:
-                # torch names groups by their number, which has to be the same for those that come.
-                dist.distributed_c10d._world.group_count = 0
-                raise
-            assert dist.group.WORLD is not None
-            dist.group.WORLD.set_timeout(timeout)
-            return dist.group.WORLD
-
+        connect = partial(connected, store, index, count, timeout_s, backend, is_over)
         shared_memory = None
         if host_sizes is not None and len(host_sizes) == 1:
             with naming_lost_instance(None):
-                gather = _gather_through(store, index, count, timeout_s, is_over or (lambda: False))
+                gather = gather_through(store, index, count, timeout_s, is_over or (lambda: False))
                 sizes = [[*[(EXCHANGE_BYTES, torch.uint8)] * 2, (LEDGER_NUMBERS, torch.float64)]] * count
                 shared_memory = SharedMemory.open(gather, index, range(count), range(count), timeout_s, sizes)
         instances = cls(index, count, connect, timeout_s, host_sizes, shared_memory=shared_memory, device=device)
         if shared_memory is None:
             if is_over is not None:  # none connects before all are there: that cannot be interrupted
                 with naming_lost_instance(None):
-                    _gather_through(dist.PrefixStore("there", store), index, count, timeout_s, is_over)(torch.zeros(1))
+                    gather_through(dist.PrefixStore("there", store), index, count, timeout_s, is_over)(torch.zeros(1))
             instances.group()
         return instances
 
@@ -428,28 +406,3 @@ class _Exchange:
     def wait(self) -> None:
         with naming_lost_instance(self._partner):
             self._wait_for(self._messages)
-
-
-def _gather_through(
-    store: dist.Store, index: int, count: int, timeout_s: float, is_over: Callable[[], bool]
-) -> Callable[[Tensor], Tensor]:
-    """Return a function like `Instances.gather` that needs only a store."""
-    calls = numbers()
-
-    def gather(values: Tensor) -> Tensor:
-        call = next(calls)
-        keys = [f"call-{call}/{place}" for place in range(count)]
-        store.set(keys[index], json.dumps(values.tolist()))
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                store.wait(keys, timedelta(seconds=_LOOK_S))
-                break
-            except dist.DistStoreError:
-                if is_over():
-                    raise InstanceLost(None, "the group has changed") from None
-                if time.monotonic() > deadline:
-                    raise
-        return torch.tensor([json.loads(store.get(key)) for key in keys], dtype=values.dtype)
-
-    return gather
