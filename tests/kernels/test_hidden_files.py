@@ -20,7 +20,7 @@ USERS = {
     "mnist": ["conv_pool", "jpeg_window"],
     "cnn": ["winograd", "mirror_normalise"],
     "cosmology": ["conv3d_stride2", "conv3d_weight_copy"],
-    "gpt2": ["attention", "dropout_gelu", "vocabulary", "cross_entropy"],
+    "gpt2": ["attention", "dropout_gelu", "vocabulary", "cross_entropy", "products"],
 }
 OWN = {
     "cosmology": ["workload.model.width=16", "workload.data.samples=4", "workload.data.valid_samples=2"],

@@ -18,9 +18,9 @@ from podium.certify.card import write_card
 from podium.certify.parts import PRECISIONS, Found, operators, rates, rates_together, trainings
 from podium.certify.recipes import WORKLOADS
 from podium.errors import UserError
+from podium.machine import processor
 from podium.machine.determinism import set_determinism
 from podium.machine.device import accelerator_facts, device_name, num_devices, resolve_device, use_device
-from podium.runs.folder import processor
 from podium.topology import usable_cores
 from podium.ui import console
 from podium.ui.console import number
@@ -49,7 +49,7 @@ def certify(workloads: Sequence[str], out: Path, precisions: Sequence[str], seco
         "torch": torch.__version__,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "on_accelerator": device.type != "cpu",
-        "device": processor() if device.type == "cpu" else device_name(device),
+        "device": processor.name() if device.type == "cpu" else device_name(device),
         "num_devices": num_there,
         "accelerator": accelerator_facts(device),
         "counts": counts,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podium.errors import UserError, writing
+from podium.machine import processor
 from podium.machine.memory import peak_bytes, reset_peak
 from podium.profiling.events import Profiled, attribute, kernel_names, profile_updates
 from podium.profiling.findings import layer_rows, operator_rows, operators_table
@@ -17,7 +18,7 @@ from podium.profiling.rates import Rates, make_updates, measured_rates
 from podium.profiling.stragglers import InstancesProfile, profile_instances
 from podium.profiling.work import count_work
 from podium.recipe.loading import Recipe, load_recipe
-from podium.runs.folder import next_free_folder, processor, replace_file
+from podium.runs.folder import next_free_folder, replace_file
 from podium.topology import build_topology
 from podium.training.build import Training, build_training
 from podium.training.feeding import build_engine, samples_of_updates
@@ -102,7 +103,7 @@ def _write(asked: _Asked, training: Training, rates: Rates) -> None:
         peaks = measure_peaks(placement.device)
         together = _together(asked, recipe)
         where = (
-            f"{processor()}, {placement.busy_threads} of {placement.threads} threads, {placement.device}, "
+            f"{processor.name()}, {placement.busy_threads} of {placement.threads} threads, {placement.device}, "
             f"load {asked.load:.2f} at the start"
         )
         layers = layer_rows(profiled, work, passes)

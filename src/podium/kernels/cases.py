@@ -282,6 +282,29 @@ def _vocabulary() -> list[Case]:
     ]
 
 
+def _products() -> list[Case]:
+    def linear(inputs: int, outputs: int, bias: bool = True) -> Callable[[], nn.Module]:
+        return lambda: nn.Sequential(nn.Linear(inputs, outputs, bias))
+
+    taken = _of(
+        "products",
+        taken=True,
+        whole_tiles=(linear(96, 96), (72, 96)),
+        more_axes=(linear(96, 128), (2, 5, 11, 96)),
+        odd_numbers=(linear(301, 173, False), (67, 301)),
+        few_rows=(linear(513, 260), (5, 513)),
+        few_outputs=(linear(700, 9), (101, 700)),
+    )
+    refused = _of(
+        "products",
+        taken=False,
+        little_work=(linear(64, 64), (64, 64)),
+        hardly_an_output=(linear(4096, 2), (128, 4096)),
+        one_axis=(linear(1024, 1024), (1024,)),
+    )
+    return [*taken, *refused, _real("products", "BERT's feed-forward layer", linear(768, 3072), 8, 128, 768)]
+
+
 class _Loss(nn.Module):
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         return cross_entropy_sum(logits * 1, target, -1, keeps=False)
@@ -328,4 +351,4 @@ def _mirror() -> list[Case]:
 def all_cases() -> list[Case]:
     """Return the cases of all kernels; nothing is drawn yet."""
     makers = (_conv_pool, _winograd, _conv3d, _weight_copy, _attention, _gelu)
-    return [case for make in (*makers, _vocabulary, _cross_entropy, _mirror) for case in make()]
+    return [case for make in (*makers, _vocabulary, _products, _cross_entropy, _mirror) for case in make()]

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from podium.machine import processor
+
 #: a recipe's choice: all that apply and pay off, none, or only these
 Choice = Literal["auto", "off"] | Sequence[str]
 
@@ -42,8 +44,10 @@ class Kernel:
     needs: tuple[str, ...] = ("llvmlite", "podium.kernels.jit.llvm")
     #: the slot it fills: "module:name"
     slot: str | None = None
-    #: instruction sets, as torch names them, with which torch is faster; `auto` leaves the work to torch there
-    slower_with: frozenset[str] = frozenset()
+    #: the only instruction sets (as torch names them) and makers of processors with which it pays; `auto` leaves the
+    #: work to torch on others. Empty: all
+    pays_with: frozenset[str] = frozenset()
+    pays_on: frozenset[str] = frozenset()
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -79,7 +83,6 @@ KERNELS: dict[str, Kernel] = {
             _CONV + "conv3d_stride2",
             4e-6,
             parts=(_CONV + "conv3d_patches", _CONV + "conv3d_tiles"),
-            slower_with=frozenset({"AVX512"}),
         ),
         Kernel(
             "conv3d_weight_copy",
@@ -97,6 +100,16 @@ KERNELS: dict[str, Kernel] = {
             _WORDS + "vocabulary",
             4e-6,
             needs=(),
+        ),
+        Kernel(
+            "products",
+            "Linear, by MKL",
+            "podium.kernels.products",
+            4e-6,
+            parts=("podium.kernels.jit.matrices",),
+            slot="podium.layers.transformer:LINEAR",
+            pays_with=frozenset({"AVX512"}),
+            pays_on=frozenset({"AuthenticAMD"}),
         ),
         Kernel("few_rows", "all rows of BERT's last encoder, where few are looked at", "", 4e-6, needs=()),
         Kernel(
@@ -155,8 +168,13 @@ def chosen() -> frozenset[str]:
 def _fast_here() -> frozenset[str]:
     import torch  # loaded here: the table can be read without it
 
-    instructions = torch.backends.cpu.get_cpu_capability()
-    return frozenset(name for name, kernel in KERNELS.items() if instructions not in kernel.slower_with)
+    instructions, maker = torch.backends.cpu.get_cpu_capability(), processor.maker()
+    return frozenset(
+        name
+        for name, kernel in KERNELS.items()
+        if (not kernel.pays_with or instructions in kernel.pays_with)
+        and (not kernel.pays_on or maker in kernel.pays_on)
+    )
 
 
 @functools.cache

@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from podium.errors import UserError
+from podium.layers.slot import Slot
 
+#: takes (x, weight, bias), as `linear` does
+LINEAR = Slot()
 #: gelu: with the error function; gelu_tanh: approximated with a hyperbolic tangent
 Activation = Literal["gelu", "gelu_tanh", "relu"]
 
@@ -18,6 +21,12 @@ Activation = Literal["gelu", "gelu_tanh", "relu"]
 def activation_layer(name: Activation) -> nn.Module:
     """Return an activation as a layer."""
     return nn.ReLU() if name == "relu" else nn.GELU(approximate="tanh" if name == "gelu_tanh" else "none")
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply x (…, in) by a weight (out, in) that is only a part of a layer's, and add a bias."""
+    result = LINEAR(x, weight, bias)
+    return F.linear(x, weight, bias) if result is None else result
 
 
 class SelfAttention(nn.Module):
@@ -64,8 +73,8 @@ class SelfAttention(nn.Module):
         assert not self.causal, "which rows come before others is not known here"
         parts = [rows.shape[-1], 2 * rows.shape[-1]]
         weights, biases = self.qkv.weight.split(parts), self.qkv.bias.split(parts)
-        query = F.linear(rows, weights[0], biases[0]).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        both = F.linear(x, weights[1], biases[1]).unflatten(-1, (2, self.heads, -1))
+        query = linear(rows, weights[0], biases[0]).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        both = linear(x, weights[1], biases[1]).unflatten(-1, (2, self.heads, -1))
         key, value = both.permute(2, 0, 3, 1, 4).unbind(0)
         dropout = self.dropout if self.training else 0.0
         attended = F.scaled_dot_product_attention(

@@ -11,9 +11,10 @@ import torch
 
 from podium import __version__
 from podium.errors import UserError, system_reason
+from podium.machine import processor
 from podium.machine.cache_folder import cache_folder
 from podium.recipe.loading import Recipe
-from podium.runs.folder import processor, write_json
+from podium.runs.folder import write_json
 from podium.topology import usable_cores
 from podium.workloads.registry import identity, short_name
 
@@ -113,7 +114,7 @@ def _file(recipe: Recipe) -> Path:
     shape["workload"] = {**tree["workload"], "name": identity(recipe.workload.name)}
     shape["engine"], shape["micro"] = tree["engine"], recipe.batch.micro_batch
     machine = {
-        "processor": processor(),
+        "processor": processor.name(),
         "num_cores": len(usable_cores()),
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,

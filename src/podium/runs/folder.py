@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from podium import __version__
 from podium.errors import UserError, system_reason, writing
 from podium.launch.environment import user_command
+from podium.machine import processor
 from podium.machine.bounded_files import write_new
 from podium.machine.folder_lock import is_taken, only_here
 from podium.machine.numerics import numerics_variables
@@ -252,7 +253,7 @@ def environment(
         "numerics_variables": numerics_variables(os.environ),
         "num_cores": len(usable_cores()),
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
-        "processor": processor(),
+        "processor": processor.name(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "packages": {name: metadata.version(name) for name in ("numpy", "h5py", "safetensors", "pydantic")},
@@ -315,12 +316,3 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def processor() -> str:
-    """Return the name of the machine's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

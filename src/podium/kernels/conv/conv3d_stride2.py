@@ -24,10 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from podium.kernels import registry
 from podium.kernels.conv import conv3d_patches
 from podium.kernels.conv.conv3d_tiles import NUM_POINTS, Tiling, empty_points, from_points, to_points
 from podium.kernels.eligibility import is_foreign
 from podium.kernels.jit.llvm import WIDTH
+from podium.kernels.multiply import product, product_into
 
 KERNEL, STRIDE, PADDING = (4, 4, 4), (2, 2, 2), (1, 1, 1)
 Size = tuple[int, int, int]
@@ -156,11 +158,11 @@ def halved(fine: Tensor, kernel: Tensor, points: Tensor | None, bias: Tensor | N
         return
     rows = coarse.view(-1, o)
     if _is_single(coarse_size, size):
-        _product(bias, fine.view(n, -1), _inner(kernel), rows)
+        product_into(rows, fine.view(n, -1), _inner(kernel), bias)
         return
     taps = kernel.view(-1, o)
     for first, last, patches in _patches(fine, coarse_size):
-        _product(bias, patches, taps, rows[first:last])
+        product_into(rows[first:last], patches, taps, bias)
 
 
 def doubled(coarse: Tensor, kernel: Tensor, points: Tensor | None, bias: Tensor | None, fine: Tensor) -> None:
@@ -174,7 +176,7 @@ def doubled(coarse: Tensor, kernel: Tensor, points: Tensor | None, bias: Tensor 
         from_points(products, Tiling(tiles, 4, -1, phases=2, spacing=2), fine, bias, backwards=True)
         return
     if _is_single((high, wide, deep), size):
-        torch.mm(coarse.view(n, o), _inner(kernel).t(), out=fine.view(n, -1))
+        product_into(fine.view(n, -1), coarse.view(n, o), _inner(kernel).t())
         if bias is not None:
             fine.add_(bias)
         return
@@ -185,7 +187,7 @@ def doubled(coarse: Tensor, kernel: Tensor, points: Tensor | None, bias: Tensor 
     for first in range(0, n, at_once):
         part = coarse[first : first + at_once]
         patches = memory[: len(part) * num_positions]
-        torch.mm(part.view(-1, o), taps, out=patches)
+        product_into(patches, part.view(-1, o), taps)
         conv3d_patches.lay(patches, (high, wide, deep), fine[first : first + at_once], bias)
 
 
@@ -203,15 +205,15 @@ def kernel_gradient(fine: Tensor, coarse: Tensor) -> Tensor:
     rows = coarse.view(-1, o)
     if _is_single(coarse_size, size):
         kernel = fine.new_zeros(*KERNEL, c, o)
-        kernel[1:3, 1:3, 1:3] = (fine.view(n, -1).t() @ rows).view(2, 2, 2, c, o)
+        kernel[1:3, 1:3, 1:3] = product(fine.view(n, -1).t(), rows).view(2, 2, 2, c, o)
         return kernel
     kernel = fine.new_empty(*KERNEL, c, o)
     flat = kernel.view(-1, o)
     for first, last, patches in _patches(fine, coarse_size):
         if first == 0:
-            torch.mm(patches.t(), rows[first:last], out=flat)
+            product_into(flat, patches.t(), rows[first:last])
         else:
-            flat.addmm_(patches.t(), rows[first:last])
+            product_into(flat, patches.t(), rows[first:last], flat)
     return kernel
 
 
@@ -241,15 +243,12 @@ def _pairs(coarse: Size) -> Size:
 def _multiplied(left: Tensor, right: Tensor) -> Tensor:
     """Multiply the matrices point by point."""
     products = empty_points(left.shape[1], right.shape[2])
-    torch.bmm(left, right, out=products)
-    return products
-
-
-def _product(bias: Tensor | None, left: Tensor, right: Tensor, out: Tensor) -> None:
-    if bias is None:
-        torch.mm(left, right, out=out)
+    if registry.find("products") is None:
+        torch.bmm(left, right, out=products)
     else:
-        torch.addmm(bias, left, right, out=out)
+        for at in range(NUM_POINTS):
+            product_into(products[at], left[at], right[at])
+    return products
 
 
 def _patches(fine: Tensor, coarse: Size) -> Iterator[tuple[int, int, Tensor]]:

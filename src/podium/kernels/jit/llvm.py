@@ -90,6 +90,21 @@ class Code:
         self.ir.position_at_end(after)
         return values
 
+    @contextmanager
+    def function(self, *types: ir.Type) -> Iterator[Any]:
+        """Write a function of its own inside the `with` block, and give it to be called from anywhere else."""
+        name = f"part{len(self.module.functions)}"
+        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), types), name)
+        function.linkage = "internal"
+        outside = self._function, self.ir
+        self._function, self.ir = function, ir.IRBuilder(function.append_basic_block())
+        yield function
+        self.ir.ret_void()
+        self._function, self.ir = outside
+
+    def least(self, left: Value, right: Value) -> Value:
+        return self.ir.select(self.ir.icmp_signed("<", left, right), left, right)
+
     def share(self, num: Value, piece: Value) -> tuple[Value, Value]:
         """Divide `num` items evenly among the pieces and return the start and end (exclusive) of this piece."""
 

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from podium.kernels import registry
 from podium.kernels.eligibility import leave_to_torch
+from podium.kernels.multiply import product, product_into
 from podium.layers.transformer import Words
 
 #: smaller tables are left to torch
@@ -110,6 +112,8 @@ class Linear(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(rows, table)
         ctx.shared = _shared(table)
+        if registry.find("products") is not None:  # needs no blocks
+            return product(rows, table.t(), bias).view(*x.shape[:-1], len(table))
         output = x.new_empty(*x.shape[:-1], len(table))
         flat = output.view(-1, len(table))
         for block in _blocks(table, rows):
@@ -125,12 +129,12 @@ class Linear(torch.autograd.Function):
         rows, table = ctx.saved_tensors
         wants_x, wants_table, wants_bias = ctx.needs_input_grad
         flat = grad.reshape(-1, len(table))
-        of_x = (flat @ table).view(*grad.shape[:-1], -1) if wants_x else None
+        of_x = product(flat, table).view(*grad.shape[:-1], -1) if wants_x else None
         of_table = None
         if wants_table:
             of_table = torch.empty_like(table, requires_grad=False)
             for block in _blocks(table, rows):
-                torch.mm(flat[:, block].t(), rows, out=of_table[block])
+                product_into(of_table[block], flat[:, block].t(), rows)
         if ctx.shared is not None and of_table is not None:
             ctx.shared.given(of_table)
         return of_x, of_table, flat.sum(0) if wants_bias else None

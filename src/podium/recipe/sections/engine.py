@@ -18,6 +18,7 @@ KernelName = Literal[
     "few_rows",
     "jpeg_window",
     "mirror_normalise",
+    "products",
     "vocabulary",
     "winograd",
 ]
