@@ -14,7 +14,7 @@ from llvmlite import ir
 from podium.kernels.jit.llvm import FLOAT, INT, WIDTH, Code, Value, number
 
 #: sums of a matrix product that stay in registers: this many rows by this many vectors
-_ROWS, _VECTORS = 6, 2
+_ROWS, _VECTORS = (12 if WIDTH == 16 else 6), 2
 #: columns of one step of a matrix product
 PANEL = _VECTORS * WIDTH
 _INTS = ir.VectorType(INT, WIDTH)
