@@ -27,7 +27,7 @@ from tests.support.recipes import TINY
 def training():
     name, *overrides = TINY["mnist"]
     before = torch.get_num_threads()
-    yield build_training(load_recipe(name, overrides))
+    yield build_training(load_recipe(name, [*overrides, "engine.kernels=[conv_pool, winograd]"]))
     torch.set_num_threads(before)
 
 
