@@ -26,7 +26,7 @@ OPERATORS = {
     "cross_entropy": ["CrossEntropy"],
     "dropout_gelu": ["Dropout", "Gelu"],
     "mirror_normalise": ["mirrored_and_normalised"],
-    "products": ["Linear"],
+    "products": ["LinearLayer"],
     "vocabulary": ["LookUp", "Linear"],
     "winograd": ["WinogradConvolution"],
 }

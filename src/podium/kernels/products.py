@@ -48,7 +48,7 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     return x.numel() > 0 and is_large(x.numel() // x.shape[-1], weight.shape[1], len(weight))
 
 
-class Linear(torch.autograd.Function):
+class LinearLayer(torch.autograd.Function):
     """A product of x (…, k) with a weight (n, k), plus a bias."""
 
     @staticmethod
@@ -76,7 +76,7 @@ def offer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """Return what `torch.nn.functional.linear` would, or None where the work is left to it."""
     if not fits(x, weight):
         return None
-    result: Tensor = Linear.apply(x, weight, bias)
+    result: Tensor = LinearLayer.apply(x, weight, bias)
     return result
 
 
