@@ -112,7 +112,7 @@ class Linear(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(rows, table)
         ctx.shared = _shared(table)
-        if registry.find("products") is not None:  # needs no blocks
+        if registry.find("products") is not None:  # which divides its work itself
             return product(rows, table.t(), bias).view(*x.shape[:-1], len(table))
         output = x.new_empty(*x.shape[:-1], len(table))
         flat = output.view(-1, len(table))
@@ -133,8 +133,11 @@ class Linear(torch.autograd.Function):
         of_table = None
         if wants_table:
             of_table = torch.empty_like(table, requires_grad=False)
-            for block in _blocks(table, rows):
-                product_into(of_table[block], flat[:, block].t(), rows)
+            if registry.find("products") is not None:
+                product_into(of_table, flat.t(), rows)
+            else:
+                for block in _blocks(table, rows):
+                    torch.mm(flat[:, block].t(), rows, out=of_table[block])
         if ctx.shared is not None and of_table is not None:
             ctx.shared.given(of_table)
         return of_x, of_table, flat.sum(0) if wants_bias else None
