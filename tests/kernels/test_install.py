@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from podium.kernels import registry
 from podium.kernels.conv import conv_pool_grad_dense, conv_pool_loops
 from podium.kernels.install import apply_layout, resolve_layout
 
@@ -157,3 +158,30 @@ print(faults(10))
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(result.stdout) < 1000  # 40 MB are 10,240 pages
+
+
+@pytest.mark.parametrize(("num_threads", "samples", "taken"), [(1, 5, True), (1, 16, False), (2, 5, False)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_small_convolutions_of_single_positions_are_products_on_one_thread(num_threads, samples, taken, bias):
+    """Where torch leaves them to MKL instead of oneDNN."""
+    before = torch.get_num_threads()
+    registry.use(["products"])
+    torch.manual_seed(3)
+    plain = nn.Sequential(nn.Conv2d(48, 33, 1, bias=bias))
+    fast = copy.deepcopy(plain)
+    apply_layout(fast, "channels_last")
+    image = torch.randn(samples, 48, 19, 21)
+    try:
+        torch.set_num_threads(num_threads)
+        output = fast(image.requires_grad_())
+        assert (output.grad_fn.name() == "PointwiseConvolutionBackward") == taken
+        output.square().sum().backward()
+    finally:
+        torch.set_num_threads(before)
+        registry.use("auto")
+    found = [output.detach(), image.grad, *(param.grad for param in fast.parameters())]
+    exact, given = plain.double(), image.detach().double().requires_grad_()
+    result = exact(given)
+    result.square().sum().backward()
+    for own, other in zip(found, [result, given.grad, *(param.grad for param in exact.parameters())], strict=True):
+        assert float((own - other).abs().max()) <= 4e-6 * float(other.abs().max())

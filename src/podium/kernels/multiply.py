@@ -9,6 +9,12 @@ from torch import Tensor
 from podium.kernels import registry
 
 
+def pays(m: int, k: int, n: int) -> bool:
+    """Return whether a product of (m, k) and (k, n) is not left to torch."""
+    faster = registry.find("products")
+    return faster is not None and faster.is_large(m, k, n)
+
+
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return left · right, plus a bias."""
     faster = registry.find("products")

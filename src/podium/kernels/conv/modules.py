@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from podium.kernels import registry
+from podium.kernels.conv import pointwise
 from podium.kernels.conv.memory import channels_innermost, channels_last
 from podium.kernels.eligibility import leave_to_torch
 
@@ -37,8 +38,11 @@ def convolved(
     plain, winograd = groups == 1 and set(stride) == set(dilation) == {1}, registry.find("winograd")
     if plain and winograd is not None and winograd.fits(image, weight, padding):
         result: Tensor = winograd.WinogradConvolution.apply(image, weight, bias, tuple(padding))
-        return result
-    return torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
+    elif plain and pointwise.fits(image, weight, padding):
+        result = pointwise.PointwiseConvolution.apply(image, weight, bias)
+    else:
+        result = torch.conv2d(image, weight, bias, stride, padding, dilation, groups)
+    return result
 
 
 class Conv2d(nn.Conv2d):
