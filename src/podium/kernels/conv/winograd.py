@@ -29,6 +29,7 @@ from torch import Tensor
 from podium.kernels.conv.memory import channels_last_empty
 from podium.kernels.conv.winograd_products import multiply, panel_place
 from podium.kernels.conv.winograd_tiles import (
+    PARTS,
     Line,
     back_to_products,
     both_ways,
@@ -199,10 +200,9 @@ def _convolution(tiling: Tiling, has_bias: bool) -> Code:
     )
     with _every_block(code, tiling, num_samples, scratch, sizes) as (_, block, parts):
 
-        def store_products(values: Line, tile: Value, at: Value) -> None:
+        def store_products(x: int, value: Value, tile: Value, at: Value) -> None:
             place = code.plus(code.times(tile, c), at)
-            for x, value in enumerate(values):
-                code.store_vector(value, parts["V"], code.plus(place, number(x * of_v)))
+            code.store_vector(value, parts["V"], code.plus(place, number(x * of_v)))
 
         rows = _Rows(code, tiling, num_samples, block)
         reader = _Reader(code, tiling, geometry.image, geometry.padding, side + 2, parts["zeros"])
@@ -228,15 +228,13 @@ def _kernel_gradient(tiling: Tiling) -> Code:
     image_of, grad_of = code.pointer(image, FLOAT), code.pointer(grad, FLOAT)
     with _every_block(code, tiling, num_samples, scratch, sizes) as (piece, block, parts):
 
-        def store_v(values: Line, tile: Value, at: Value) -> None:
+        def store_v(x: int, value: Value, tile: Value, at: Value) -> None:
             place = code.plus(code.times(tile, c), at)
-            for x, value in enumerate(values):
-                code.store_vector(value, parts["V"], code.plus(place, number(x * of_v)))
+            code.store_vector(value, parts["V"], code.plus(place, number(x * of_v)))
 
-        def store_z(values: Line, tile: Value, at: Value) -> None:
+        def store_z(x: int, value: Value, tile: Value, at: Value) -> None:
             place = panel_place(code, t, o, tile, at)
-            for x, value in enumerate(values):
-                code.store_vector(value, parts["Z"], code.plus(place, number(x * of_z)))
+            code.store_vector(value, parts["Z"], code.plus(place, number(x * of_z)))
 
         rows = _Rows(code, tiling, num_samples, block)
         reader = _Reader(code, tiling, geometry.image, geometry.padding, side + 2, parts["zeros"])
@@ -316,9 +314,9 @@ class _Reader:
         rows: _Rows,
         source: Value,
         transform: Callable[[Code, int, Line], Line],
-        store: Callable[[Line, Value, Value], None],
+        store: Callable[[int, Value, Value, Value], None],
     ) -> None:
-        """Call `store` with the transformed square, the tile's number and the channel, a vector of channels at once."""
+        """Call `store` with each product's number, its factors, the tile's number, and the first of the channels."""
         code, (high, wide, depth), side = self._code, self._shape, self._tiling.side
         with rows.each() as (tile, exists, sample, first):
             lines = []
@@ -334,17 +332,16 @@ class _Reader:
                     code.loop(number(0), number(depth), WIDTH) as at,
                 ):
                     corner = code.plus(code.times(column, side * depth), at)
-                    square = [
-                        [
-                            code.vector(line, code.plus(corner, number((j - self._padding[1]) * depth)), WIDTH)
-                            if j in columns
-                            else constant(code, 0.0)
-                            for j in range(self._size)
-                        ]
-                        for line in lines
-                    ]
-                    found = both_ways(square, lambda line: transform(code, side, line))
-                    store(found, code.plus(tile, column), at)
+                    for part in PARTS[side]:
+                        square = [[self._value(line, corner, j, columns) for j in range(self._size)] for line in lines]
+                        for x, value in both_ways(square, lambda line: transform(code, side, line), part):
+                            store(x, value, code.plus(tile, column), at)
+
+    def _value(self, line: Value, corner: Value, column: int, inside: range) -> Value:
+        if column not in inside:
+            return constant(self._code, 0.0)
+        at = number((column - self._padding[1]) * self._shape[2])
+        return self._code.vector(line, self._code.plus(corner, at), WIDTH)
 
     def _groups(self) -> list[tuple[int, int, range]]:
         """Return groups of tiles in a row with the same columns inside the source: (first, end, columns)."""
@@ -377,9 +374,8 @@ def _store_outputs(
                     code.vector(m, code.plus(place, number(x * of_m)), WIDTH) for x in range(tiling.num_products)
                 ]
                 size = side + 2
-                values = both_ways(
-                    [values[i * size : (i + 1) * size] for i in range(size)], lambda line: outputs(code, side, line)
-                )
+                square = [values[i * size : (i + 1) * size] for i in range(size)]
+                values = [value for _, value in both_ways(square, lambda line: outputs(code, side, line), range(side))]
                 if bias is not None:
                     add = code.vector(bias, at, WIDTH)
                     values = [code.ir.fadd(value, add) for value in values]

@@ -11,7 +11,7 @@ every factor of an image or an output is exact.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,12 +20,22 @@ from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Value
 
 Line = list[Value]
 _A, _B = 5 / 8, 3 / 2
+#: Rows of products that are computed together: 36 values are more than there are registers. What a pair of rows needs
+#: is read again for the next one.
+PARTS: dict[int, Sequence[Sequence[int]]] = {2: (range(4),), 4: ((0, 5), (1, 2), (3, 4))}
 
 
-def both_ways(lines: list[Line], transform: Callable[[Line], Line]) -> Line:
-    """Transform the columns and then the rows of a square of values, given row by row; return them in one list."""
+def both_ways(lines: list[Line], transform: Callable[[Line], Line], part: Sequence[int]) -> list[tuple[int, Value]]:
+    """Transform the columns and then the rows of a square of values, given row by row.
+
+    Return the rows in `part` of the transformed square: each value with its number. The rest is not computed.
+    """
     columns = [transform(list(column)) for column in zip(*lines, strict=True)]
-    return [value for row in zip(*columns, strict=True) for value in transform(list(row))]
+    found = []
+    for i in part:
+        row = transform([column[i] for column in columns])
+        found += [(i * len(row) + j, value) for j, value in enumerate(row)]
+    return found
 
 
 def products(code: Code, side: int, d: Line) -> Line:

@@ -39,7 +39,7 @@ def _routine(o: int, c: int, side: int, backwards: bool) -> Code:
 
     def store(taps: Line, place: Value) -> None:
         square = [taps[:3], taps[3:6], taps[6:]]
-        for x, value in enumerate(both_ways(square, lambda line: weights(code, side, line))):
+        for x, value in both_ways(square, lambda line: weights(code, side, line), range(side + 2)):
             code.store_vector(value, u, code.plus(place, number(x * o * c)))
 
     with code.every_piece() as piece:
