@@ -33,14 +33,13 @@ from podium.kernels.conv.winograd_tiles import (
     Line,
     back_to_products,
     both_ways,
-    constant,
-    matrix,
     outputs,
     products,
 )
-from podium.kernels.conv.winograd_weights import transformed
+from podium.kernels.conv.winograd_weights import gradient, transformed
 from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Value, number
 from podium.kernels.jit.routine import machine_code
+from podium.kernels.jit.vector_ops import constant, scratch_arrays, scratch_size
 
 _TILES = 24
 _LEAST_CHANNELS, _MOST = 16, 256 * 256
@@ -179,12 +178,10 @@ def kernel_gradient(image: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     routine = _kernel_gradient(tiling)
     num_pieces = min(tiling.num_blocks(len(image)), torch.get_num_threads())
     c, o = geometry.image[2], geometry.output[2]
-    sums = image.new_zeros(num_pieces, tiling.num_products, c * o)
+    sums = image.new_empty(num_pieces, tiling.num_products, c * o)
     scratch = image.new_empty(num_pieces, routine.num_scratch)
     routine(num_pieces, len(image), image, grad, sums, scratch)
-    total = sums[0] if num_pieces == 1 else sums.sum(0)
-    of_kernel = (matrix(tiling.side).t() @ total).view(3, 3, c, o)
-    return of_kernel.permute(3, 0, 1, 2).contiguous().permute(0, 3, 1, 2)
+    return gradient(sums, o, c, tiling.side).permute(0, 3, 1, 2)
 
 
 @machine_code
@@ -213,7 +210,7 @@ def _convolution(tiling: Tiling, has_bias: bool) -> Code:
             m = code.pointer(parts["M"], FLOAT, code.times(x, of_m))
             multiply(code, (t, c, o), v, (c, 1), u, m, onto=False)
         _store_outputs(code, tiling, rows, parts["M"], of_m, bias_of if has_bias else None, output_of)
-    code.num_scratch = _num_scratch(sizes)
+    code.num_scratch = scratch_size(sizes)
     return code
 
 
@@ -225,8 +222,13 @@ def _kernel_gradient(tiling: Tiling) -> Code:
     sizes = {"V": tiling.num_products * of_v, "Z": tiling.num_products * of_z, "zeros": max(w * c, wide * o)}
     code = Code(num_arguments=5)
     num_samples, image, grad, sums, scratch = code.arguments
-    image_of, grad_of = code.pointer(image, FLOAT), code.pointer(grad, FLOAT)
-    with _every_block(code, tiling, num_samples, scratch, sizes) as (piece, block, parts):
+    image_of, grad_of, sums_of = (code.pointer(array, FLOAT) for array in (image, grad, sums))
+    num_sums = tiling.num_products * c * o
+
+    def clear(piece: Value) -> None:
+        _clear(code, code.pointer(sums_of, FLOAT, code.times(piece, num_sums)), num_sums)
+
+    with _every_block(code, tiling, num_samples, scratch, sizes, clear) as (piece, block, parts):
 
         def store_v(x: int, value: Value, tile: Value, at: Value) -> None:
             place = code.plus(code.times(tile, c), at)
@@ -245,34 +247,39 @@ def _kernel_gradient(tiling: Tiling) -> Code:
             v = code.pointer(parts["V"], FLOAT, code.times(x, of_v))
             z = code.pointer(parts["Z"], FLOAT, code.times(x, of_z))
             of_x = code.pointer(
-                sums, FLOAT, code.times(code.plus(code.times(piece, tiling.num_products), x), c * o)
+                sums_of, FLOAT, code.times(code.plus(code.times(piece, tiling.num_products), x), c * o)
             )
             multiply(code, (c, t, o), v, (1, c), z, of_x, onto=True)
-    code.num_scratch = _num_scratch(sizes)
+    code.num_scratch = scratch_size(sizes)
     return code
 
 
 @contextmanager
 def _every_block(
-    code: Code, tiling: Tiling, num_samples: Value, scratch: Value, sizes: dict[str, int]
+    code: Code,
+    tiling: Tiling,
+    num_samples: Value,
+    scratch: Value,
+    sizes: dict[str, int],
+    before: Callable[[Value], None] = lambda piece: None,
 ) -> Iterator[tuple[Value, Value, dict[str, Value]]]:
-    """Yield (piece, block, the piece's own arrays by name), block by block; "zeros" holds zeros."""
+    """Yield (piece, block, the piece's own arrays by name), block by block; "zeros" holds zeros.
+
+    `before` writes what happens before a piece's first block.
+    """
     with code.every_piece() as piece:
-        parts, at = {}, 0
-        for name, size in sizes.items():
-            start = code.plus(code.times(piece, _num_scratch(sizes)), number(at))
-            parts[name] = code.pointer(scratch, FLOAT, start)
-            at += size
-        with code.loop(number(0), number(sizes["zeros"]), WIDTH) as place:
-            code.store_vector(constant(code, 0.0), parts["zeros"], place)
+        parts = scratch_arrays(code, scratch, piece, sizes)
+        _clear(code, parts["zeros"], sizes["zeros"])
+        before(piece)
         num_rows = code.times(num_samples, tiling.tiles[0])
         num_blocks = code.ir.udiv(code.plus(num_rows, number(tiling.rows - 1)), number(tiling.rows))
         with code.loop(*code.share(num_blocks, piece)) as block:
             yield piece, block, parts
 
 
-def _num_scratch(sizes: dict[str, int]) -> int:
-    return sum(sizes.values()) + _APART
+def _clear(code: Code, array: Value, size: int) -> None:
+    with code.loop(number(0), number(size), WIDTH) as at:
+        code.store_vector(constant(0.0), array, at)
 
 
 class _Rows:
@@ -339,7 +346,7 @@ class _Reader:
 
     def _value(self, line: Value, corner: Value, column: int, inside: range) -> Value:
         if column not in inside:
-            return constant(self._code, 0.0)
+            return constant(0.0)
         at = number((column - self._padding[1]) * self._shape[2])
         return self._code.vector(line, self._code.plus(corner, at), WIDTH)
 

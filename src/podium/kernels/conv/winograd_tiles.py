@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Value
+from podium.kernels.jit.llvm import Code, Value
+from podium.kernels.jit.vector_ops import constant
 
 Line = list[Value]
 _A, _B = 5 / 8, 3 / 2
@@ -84,6 +85,12 @@ def weights(code: Code, side: int, k: Line) -> Line:
     return [_sum(code, *((factor, tap) for factor, tap in zip(row, k, strict=True) if factor)) for row in rows]
 
 
+def back_to_weights(code: Code, side: int, u: Line) -> Line:
+    """Compute Gᵀ u: the gradients of a line's weights, given those of the factors."""
+    columns = zip(*_matrix(side), strict=True)
+    return [_sum(code, *((factor, value) for factor, value in zip(col, u, strict=True) if factor)) for col in columns]
+
+
 @functools.cache
 def matrix(side: int) -> Tensor:
     """Return the ((side + 2)², 9) matrix that transforms a kernel written as a row."""
@@ -106,11 +113,8 @@ def _matrix(side: int) -> list[list[float]]:
 def _sum(code: Code, *terms: tuple[float, Value]) -> Value:
     """Add multiples, the last one first."""
     factor, value = terms[-1]
-    total = value if factor == 1 else code.ir.fmul(constant(code, factor), value)
+    total = value if factor == 1 else code.ir.fmul(constant(factor), value)
     for factor, value in reversed(terms[:-1]):
-        total = code.multiply_add(constant(code, factor), value, total)
+        total = code.multiply_add(constant(factor), value, total)
     return total
 
-
-def constant(code: Code, value: float) -> Value:
-    return code.spread(FLOAT(value), WIDTH)
