@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from podium.kernels.conv.memory import channels_last_empty
-from podium.kernels.conv.winograd_products import multiply, panel_place
+from podium.kernels.conv.winograd_products import apart, multiply, panel_place
 from podium.kernels.conv.winograd_tiles import (
     PARTS,
     Line,
@@ -43,9 +43,6 @@ from podium.kernels.jit.vector_ops import constant, scratch_arrays, scratch_size
 
 _TILES = 24
 _LEAST_CHANNELS, _MOST = 16, 256 * 256
-#: floats of a cache line. Arrays that are written alternately start at different places of the cache's sets, and those
-#: of different threads do not share a line.
-_APART = 16
 SIDES = None
 
 
@@ -178,7 +175,7 @@ def kernel_gradient(image: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     routine = _kernel_gradient(tiling)
     num_pieces = min(tiling.num_blocks(len(image)), torch.get_num_threads())
     c, o = geometry.image[2], geometry.output[2]
-    sums = image.new_empty(num_pieces, tiling.num_products, c * o)
+    sums = image.new_empty(num_pieces, tiling.num_products, apart(c * o))
     scratch = image.new_empty(num_pieces, routine.num_scratch)
     routine(num_pieces, len(image), image, grad, sums, scratch)
     return gradient(sums, o, c, tiling.side).permute(0, 3, 1, 2)
@@ -188,7 +185,7 @@ def kernel_gradient(image: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
 def _convolution(tiling: Tiling, has_bias: bool) -> Code:
     geometry, t, side = tiling.geometry, tiling.num_tiles, tiling.side
     (_, w, c), o = geometry.image, geometry.output[2]
-    of_v, of_m = t * c + _APART, t * o + _APART  # floats from one product's matrix to the next's
+    of_v, of_m, of_u = apart(t * c), apart(t * o), apart(c * o)
     sizes = {"V": tiling.num_products * of_v, "M": tiling.num_products * of_m, "zeros": w * c}
     code = Code(num_arguments=6)
     num_samples, image, kernel, bias, output, scratch = code.arguments
@@ -206,7 +203,7 @@ def _convolution(tiling: Tiling, has_bias: bool) -> Code:
         reader.transform(rows, image_of, products, store_products)
         with code.loop(number(0), number(tiling.num_products)) as x:
             v = code.pointer(parts["V"], FLOAT, code.times(x, of_v))
-            u = code.pointer(kernel_of, FLOAT, code.times(x, c * o))
+            u = code.pointer(kernel_of, FLOAT, code.times(x, of_u))
             m = code.pointer(parts["M"], FLOAT, code.times(x, of_m))
             multiply(code, (t, c, o), v, (c, 1), u, m, onto=False)
         _store_outputs(code, tiling, rows, parts["M"], of_m, bias_of if has_bias else None, output_of)
@@ -218,12 +215,12 @@ def _convolution(tiling: Tiling, has_bias: bool) -> Code:
 def _kernel_gradient(tiling: Tiling) -> Code:
     geometry, t, side = tiling.geometry, tiling.num_tiles, tiling.side
     (_, w, c), (_, wide, o) = geometry.image, geometry.output
-    of_v, of_z = t * c + _APART, t * o + _APART
+    of_v, of_z, of_u = apart(t * c), apart(t * o), apart(c * o)
     sizes = {"V": tiling.num_products * of_v, "Z": tiling.num_products * of_z, "zeros": max(w * c, wide * o)}
     code = Code(num_arguments=5)
     num_samples, image, grad, sums, scratch = code.arguments
     image_of, grad_of, sums_of = (code.pointer(array, FLOAT) for array in (image, grad, sums))
-    num_sums = tiling.num_products * c * o
+    num_sums = tiling.num_products * of_u
 
     def clear(piece: Value) -> None:
         _clear(code, code.pointer(sums_of, FLOAT, code.times(piece, num_sums)), num_sums)
@@ -247,7 +244,7 @@ def _kernel_gradient(tiling: Tiling) -> Code:
             v = code.pointer(parts["V"], FLOAT, code.times(x, of_v))
             z = code.pointer(parts["Z"], FLOAT, code.times(x, of_z))
             of_x = code.pointer(
-                sums_of, FLOAT, code.times(code.plus(code.times(piece, tiling.num_products), x), c * o)
+                sums_of, FLOAT, code.times(code.plus(code.times(piece, tiling.num_products), x), of_u)
             )
             multiply(code, (c, t, o), v, (1, c), z, of_x, onto=True)
     code.num_scratch = scratch_size(sizes)

@@ -14,6 +14,14 @@ _ROWS, _ROWS_OF_ONE = (14, 24) if WIDTH == 16 else (6, 12)
 PANEL = 2 * WIDTH
 
 
+def apart(size: int) -> int:
+    """Return the floats from one product's matrix to the next's: as many as it has, and a cache line.
+
+    So that what is written to all of them alternately does not go to the same set of the cache.
+    """
+    return size + 16
+
+
 def panel_place(code: Code, num_rows: int, num_columns: int, row: Value, column: Value) -> Value:
     """Return where a matrix of panels has its element (row, column); the columns are multiples of WIDTH."""
     whole = num_columns - num_columns % PANEL

@@ -12,7 +12,7 @@ import functools
 import torch
 from torch import Tensor
 
-from podium.kernels.conv.winograd_products import panel_place
+from podium.kernels.conv.winograd_products import apart, panel_place
 from podium.kernels.conv.winograd_tiles import Line, back_to_weights, both_ways, weights
 from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Value, number
 from podium.kernels.jit.routine import machine_code
@@ -23,7 +23,7 @@ def transformed(kernel: Tensor, side: int, backwards: bool = False) -> Tensor:
     """Return U for tiles of side × side outputs; o and c are multiples of a vector's size."""
     o, c, _, _ = kernel.shape
     taps = kernel.permute(0, 2, 3, 1).contiguous()
-    u = torch.empty(((side + 2) ** 2, o * c))
+    u = torch.empty((side + 2) ** 2, apart(c * o))
     num_pieces = min(o // WIDTH, 4 * torch.get_num_threads())
     _routine(o, c, side, backwards)(num_pieces, taps, u)
     return u
@@ -42,7 +42,7 @@ def _routine(o: int, c: int, side: int, backwards: bool) -> Code:
     def store(taps: Line, place: Value) -> None:
         square = [taps[:3], taps[3:6], taps[6:]]
         for x, value in both_ways(square, lambda line: weights(code, side, line), range(side + 2)):
-            code.store_vector(value, u, code.plus(place, number(x * o * c)))
+            code.store_vector(value, u, code.plus(place, number(x * apart(c * o))))
 
     with code.every_piece() as piece:
         first, last = code.share(number(o // WIDTH), piece)
@@ -63,7 +63,7 @@ def _routine(o: int, c: int, side: int, backwards: bool) -> Code:
 
 
 def gradient(sums: Tensor, o: int, c: int, side: int) -> Tensor:
-    """Return the gradient of the kernel, (o, 3, 3, c), given those of U: (pieces, products, c · o), to be added up."""
+    """Return the gradient of the kernel, (o, 3, 3, c), given those of U: (pieces, products, c · o and a gap), to be added up."""
     of_taps = sums.new_empty(o, 3, 3, c)
     routine = _gradient(o, c, side, len(sums))
     num_pieces = min(o // WIDTH, 4 * torch.get_num_threads())
@@ -79,7 +79,7 @@ def _gradient(o: int, c: int, side: int, num_sums: int) -> Code:
     sums, of_taps, scratch = (code.pointer(address, FLOAT) for address in code.arguments)
 
     def total(x: int, place: Value) -> Value:
-        at = [number((piece * size**2 + x) * o * c) for piece in range(num_sums)]
+        at = [number((piece * size**2 + x) * apart(c * o)) for piece in range(num_sums)]
         found = [code.vector(sums, code.plus(place, start), WIDTH) for start in at]
         return functools.reduce(code.ir.fadd, found)
 
