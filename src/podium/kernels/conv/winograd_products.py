@@ -1,4 +1,4 @@
-"""The matrix products between the transforms of `winograd.py`, blocks of sums in registers.
+"""The matrix products between the transforms of `winograd_routines.py`, which calls this: blocks of sums in registers.
 
 The right factor is stored in panels, a panel's row being as wide as a block's row of sums: what a block reads lies side
 by side, whatever the number of columns, and stays in the first cache while the rows of the left one pass by.
@@ -75,9 +75,7 @@ def multiply(
             for i in range(rows):
                 at = number(i * left_strides[0] + step * left_strides[1])
                 factor = code.spread(code.load(factors, at), WIDTH)
-                found += [
-                    code.multiply_add(factor, other, sums[i * len(others) + k]) for k, other in enumerate(others)
-                ]
+                found += [code.multiply_add(factor, other, sums[i * len(others) + k]) for k, other in enumerate(others)]
             return found
 
         for at, total in zip(places, code.fold(number(num_inner // num_steps), start, several), strict=True):

@@ -1,120 +1,68 @@
-"""What Winograd's convolutions do with one tile or one kernel: sums and multiples, all of them along lines of a square.
-Used by `winograd.py` and `winograd_weights.py`.
+"""How Winograd's convolutions are divided into tiles, and these into blocks. Used by `winograd.py` and
+`winograd_routines.py`."""
 
-F(2 × 2, 3 × 3) evaluates at the points 0, 1, -1 and ∞, which takes sums only. F(4 × 4, 3 × 3) evaluates at 0, ± 5/8,
-± 3/2 and ∞. The usual 0, ± 1, ± 2 and ∞ would save a few multiplications and make errors four times as large: the
-largest against float64, as a share of the largest output, is 5.9e-6 with these and 64 channels, 1.3e-6 with ours, and
-0.9e-6 for the direct method of torch's library. A point and about the inverse of another keep all powers near 1, and
-every factor of an image or an output is exact.
+from dataclasses import dataclass
+from functools import cached_property
 
-    a, b    the points; a line of `side` outputs needs `side + 2` inputs and as many products
-"""
-
-import functools
-from collections.abc import Callable, Sequence
-
-import torch
-from torch import Tensor
-
-from podium.kernels.jit.llvm import Code, Value
-from podium.kernels.jit.vector_ops import constant
-
-Line = list[Value]
-_A, _B = 5 / 8, 3 / 2
-#: Rows of products that are computed together: 36 values are more than there are registers. What a pair of rows needs
-#: is read again for the next one.
-PARTS: dict[int, Sequence[Sequence[int]]] = {2: (range(4),), 4: ((0, 5), (1, 2), (3, 4))}
+#: Tiles of a block, rounded up to whole rows; where there are few, as many as make enough blocks for all threads, but
+#: not too few. Between 14 and 56, times differ by a few percent.
+_TILES, _LEAST_TILES, _LEAST_BLOCKS = 24, 8, 8
+#: With more channels, transformed kernels for tiles of 4 × 4 are too large for the caches: with 256 channels they took
+#: as long as tiles of 2 × 2, 3.7 ms for 8 samples of 14², and errors come to 4e-6.
+_MOST_CHANNELS_OF_LARGE = 128
 
 
-def both_ways(lines: list[Line], transform: Callable[[Line], Line], part: Sequence[int]) -> list[tuple[int, Value]]:
-    """Transform the columns and then the rows of a square of values, given row by row.
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of one convolution: image (h, w, c), output (H, W, o), and zeros around the image on each side."""
 
-    Return the rows in `part` of the transformed square: each value with its number. The rest is not computed.
-    """
-    columns = [transform(list(column)) for column in zip(*lines, strict=True)]
-    found = []
-    for i in part:
-        row = transform([column[i] for column in columns])
-        found += [(i * len(row) + j, value) for j, value in enumerate(row)]
-    return found
+    image: tuple[int, int, int]
+    output: tuple[int, int, int]
+    padding: tuple[int, int]
 
-
-def products(code: Code, side: int, d: Line) -> Line:
-    """Compute Bᵀ d: the inputs of a line, as factors of its products."""
-    build = code.ir
-    if side == 2:
-        return [build.fsub(d[0], d[2]), build.fadd(d[1], d[2]), build.fsub(d[2], d[1]), build.fsub(d[1], d[3])]
-    both, first = _A**2 + _B**2, _A**2 * _B**2
-    found = [_sum(code, (first, d[0]), (-both, d[2]), (1, d[4]))]
-    for point, other in ((_A, -(_B**2)), (_B, -(_A**2))):
-        even, odd = _sum(code, (other, d[2]), (1, d[4])), _sum(code, (other, d[1]), (1, d[3]))
-        found += [_sum(code, (point, odd), (1, even)), _sum(code, (-point, odd), (1, even))]
-    return [*found, _sum(code, (first, d[1]), (-both, d[3]), (1, d[5]))]
+    def tiles(self, side: int) -> tuple[int, int]:
+        """Return the rows and columns of tiles of side × side outputs in one sample."""
+        return -(-self.output[0] // side), -(-self.output[1] // side)
 
 
-def outputs(code: Code, side: int, m: Line) -> Line:
-    """Compute Aᵀ m: a line's outputs, given its products."""
-    build = code.ir
-    if side == 2:
-        return [build.fadd(build.fadd(m[0], m[1]), m[2]), build.fsub(build.fsub(m[1], m[2]), m[3])]
-    even_a, odd_a = build.fadd(m[1], m[2]), build.fsub(m[1], m[2])
-    even_b, odd_b = build.fadd(m[3], m[4]), build.fsub(m[3], m[4])
-    return [
-        build.fadd(m[0], build.fadd(even_a, even_b)),
-        _sum(code, (_A, odd_a), (_B, odd_b)),
-        _sum(code, (_A**2, even_a), (_B**2, even_b)),
-        _sum(code, (_A**3, odd_a), (_B**3, odd_b), (1, m[5])),
-    ]
+@dataclass(frozen=True)
+class Tiling:
+    """A convolution divided into tiles of side × side outputs, and into blocks of whole rows of them."""
+
+    geometry: Geometry
+    side: int
+    #: rows of tiles in a block, from one sample or several
+    rows: int
+
+    @cached_property
+    def tiles(self) -> tuple[int, int]:
+        """Return the rows and columns of tiles in one sample."""
+        return self.geometry.tiles(self.side)
+
+    @cached_property
+    def num_tiles(self) -> int:
+        """Return the number of tiles of one block."""
+        return self.rows * self.tiles[1]
+
+    @cached_property
+    def num_products(self) -> int:
+        return (self.side + 2) ** 2
+
+    def num_blocks(self, num_samples: int) -> int:
+        return -(-num_samples * self.tiles[0] // self.rows)
 
 
-def back_to_products(code: Code, side: int, g: Line) -> Line:
-    """Compute A g: the gradients of a line's products, given those of its outputs."""
-    build = code.ir
-    if side == 2:
-        return [g[0], build.fadd(g[0], g[1]), build.fsub(g[0], g[1]), build.fneg(g[1])]
-    found = [g[0]]
-    for point in (_A, _B):
-        even, odd = _sum(code, (point**2, g[2]), (1, g[0])), _sum(code, (point**2, g[3]), (1, g[1]))
-        found += [_sum(code, (point, odd), (1, even)), _sum(code, (-point, odd), (1, even))]
-    return [*found, g[3]]
+def tiling_of(geometry: Geometry, num_samples: int) -> Tiling:
+    """Return the tiles with the fewest products, in blocks as even as possible."""
 
+    def num_products(side: int) -> int:
+        high, wide = geometry.tiles(side)
+        return high * wide * (side + 2) ** 2
 
-def weights(code: Code, side: int, k: Line) -> Line:
-    """Compute G k: the weights of a line, as factors of its products."""
-    rows = _matrix(side)
-    return [_sum(code, *((factor, tap) for factor, tap in zip(row, k, strict=True) if factor)) for row in rows]
-
-
-def back_to_weights(code: Code, side: int, u: Line) -> Line:
-    """Compute Gᵀ u: the gradients of a line's weights, given those of the factors."""
-    columns = zip(*_matrix(side), strict=True)
-    return [_sum(code, *((factor, value) for factor, value in zip(col, u, strict=True) if factor)) for col in columns]
-
-
-@functools.cache
-def matrix(side: int) -> Tensor:
-    """Return the ((side + 2)², 9) matrix that transforms a kernel written as a row."""
-    g = torch.tensor(_matrix(side), dtype=torch.float64)
-    return torch.kron(g, g).float()
-
-
-def _matrix(side: int) -> list[list[float]]:
-    """Return G."""
-    if side == 2:
-        return [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]
-    of_zero = 1 / (_A**2 * _B**2)
-    of_a, of_b = 1 / (2 * _A**2 * (_A**2 - _B**2)), 1 / (2 * _B**2 * (_B**2 - _A**2))
-    rows = [[of_zero, 0.0, 0.0]]
-    for point, scale in ((_A, of_a), (-_A, of_a), (_B, of_b), (-_B, of_b)):
-        rows.append([scale, scale * point, scale * point**2])
-    return [*rows, [0.0, 0.0, 1.0]]
-
-
-def _sum(code: Code, *terms: tuple[float, Value]) -> Value:
-    """Add multiples, the last one first."""
-    factor, value = terms[-1]
-    total = value if factor == 1 else code.ir.fmul(constant(factor), value)
-    for factor, value in reversed(terms[:-1]):
-        total = code.multiply_add(constant(factor), value, total)
-    return total
-
+    large = max(geometry.image[2], geometry.output[2]) <= _MOST_CHANNELS_OF_LARGE
+    side = min((2, 4) if large else (2,), key=num_products)
+    high, wide = geometry.tiles(side)
+    rows = num_samples * high
+    wanted = max(min(_TILES, rows * wide // _LEAST_BLOCKS), _LEAST_TILES)
+    num_blocks = -(-rows // -(-wanted // wide))
+    return Tiling(geometry, side, -(-rows // num_blocks))

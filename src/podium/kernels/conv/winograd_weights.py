@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from podium.kernels.conv.winograd_products import apart, panel_place
-from podium.kernels.conv.winograd_tiles import Line, back_to_weights, both_ways, weights
+from podium.kernels.conv.winograd_transforms import Line, back_to_weights, both_ways, weights
 from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Value, number
 from podium.kernels.jit.routine import machine_code
 from podium.kernels.jit.vector_ops import scratch_arrays, scratch_size, transposed
@@ -63,7 +63,10 @@ def _routine(o: int, c: int, side: int, backwards: bool) -> Code:
 
 
 def gradient(sums: Tensor, o: int, c: int, side: int) -> Tensor:
-    """Return the gradient of the kernel, (o, 3, 3, c), given those of U: (pieces, products, c · o and a gap), to be added up."""
+    """Return the gradient of the kernel, (o, 3, 3, c), given those of U.
+
+    `sums` (pieces, products, c · o and a gap): to be added up.
+    """
     of_taps = sums.new_empty(o, 3, 3, c)
     routine = _gradient(o, c, side, len(sums))
     num_pieces = min(o // WIDTH, 4 * torch.get_num_threads())
