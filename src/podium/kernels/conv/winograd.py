@@ -11,8 +11,8 @@ The gradient of the image is the same convolution with the kernel rotated by 180
 backwards through it: dU[x] = Σ V[x]ᵀ (A g Aᵀ)[x] over all tiles, dk = Gᵀ dU G.
 
 A block of tiles is transformed, multiplied and transformed back while it is in a core's cache. The largest errors
-against float64, as a share of the largest value, are 0.6e-6 to 2.7e-6 with tiles of 4 × 4 and 0.2e-6 to 0.8e-6 with tiles
-of 2 × 2; those of the direct method are 0.4e-6 to 2.7e-6, as it sums more products one after the other.
+against float64, as a share of the largest value, are 0.6e-6 to 2.7e-6 with tiles of 4 × 4 and 0.2e-6 to 0.8e-6 with
+tiles of 2 × 2; those of the direct method are 0.4e-6 to 2.7e-6, as it sums more products one after the other.
 
     image (n, h, w, c), output (n, H, W, o), contiguous; kernel (o, c, 3, 3) in any layout
 """
