@@ -75,7 +75,9 @@ KERNELS: dict[str, Kernel] = {
             "Conv2d 3 × 3 with stride 1",
             _CONV + "winograd",
             4e-6,
-            parts=(_CONV + "winograd_weights",),
+            parts=tuple(
+                _CONV + f"winograd_{part}" for part in ("products", "routines", "tiles", "transforms", "weights")
+            ),
         ),
         Kernel(
             "conv3d_stride2",

@@ -1,42 +1,36 @@
-"""The kernels of `winograd.py`, transformed for its products: U = G k Gᵀ, sums of taps in halves and quarters.
+"""The kernels of `winograd.py`, transformed for its products, U = G k Gᵀ, and their gradients, Gᵀ dU G.
 
 With torch's operators this is a copy and a small matrix product: 0.07 ms for mnist's second layer, where the whole
-convolution of a micro-batch of 8 takes 0.2 ms; here it takes 0.03 ms, with the same additions in the same order.
+convolution of a micro-batch of 8 takes 0.2 ms.
 
-    kernel (o, c, 3, 3), in memory (o, 3, 3, c); U (16, c, o), or (16, o, c) for the kernel rotated by 180°
+    kernel (o, c, 3, 3), in memory (o, 3, 3, c); U: (c, o) for each of the products, in panels (see
+    `winograd_products.py`); (o, c) for the kernel rotated by 180°
 """
 
 import functools
 
 import torch
-from llvmlite import ir
 from torch import Tensor
 
-from podium.kernels.jit.llvm import FLOAT, INT, WIDTH, Code, Value, number
+from podium.kernels.conv.winograd_products import apart, panel_place
+from podium.kernels.conv.winograd_transforms import Line, back_to_weights, both_ways, weights
+from podium.kernels.jit.llvm import FLOAT, WIDTH, Code, Value, number
 from podium.kernels.jit.routine import machine_code
-
-Line = list[Value]
-
-
-@functools.cache
-def matrix() -> Tensor:
-    """Return the (16, 9) matrix that transforms a kernel written as a row."""
-    g = torch.tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
-    return torch.kron(g, g)
+from podium.kernels.jit.vector_ops import scratch_arrays, scratch_size, transposed
 
 
-def transformed(kernel: Tensor, backwards: bool = False) -> Tensor:
-    """Return U; o and c are multiples of a vector's size."""
+def transformed(kernel: Tensor, side: int, backwards: bool = False) -> Tensor:
+    """Return U for tiles of side × side outputs; o and c are multiples of a vector's size."""
     o, c, _, _ = kernel.shape
     taps = kernel.permute(0, 2, 3, 1).contiguous()
-    u = torch.empty((16, o, c) if backwards else (16, c, o))
+    u = torch.empty((side + 2) ** 2, apart(c * o))
     num_pieces = min(o // WIDTH, 4 * torch.get_num_threads())
-    _routine(o, c, backwards)(num_pieces, taps, u)
+    _routine(o, c, side, backwards)(num_pieces, taps, u)
     return u
 
 
 @machine_code
-def _routine(o: int, c: int, backwards: bool) -> Code:
+def _routine(o: int, c: int, side: int, backwards: bool) -> Code:
     code = Code(num_arguments=2)
     taps, u = (code.pointer(address, FLOAT) for address in code.arguments)
 
@@ -45,9 +39,10 @@ def _routine(o: int, c: int, backwards: bool) -> Code:
         first = code.plus(code.times(out, 9 * c), at)
         return [code.vector(taps, code.plus(first, number(tap * c)), WIDTH) for tap in range(9)]
 
-    def store(values: Line, place: Value) -> None:
-        for x, value in enumerate(values):
-            code.store_vector(value, u, code.plus(place, number(x * o * c)))
+    def store(taps: Line, place: Value) -> None:
+        square = [taps[:3], taps[3:6], taps[6:]]
+        for x, value in both_ways(square, lambda line: weights(code, side, line), range(side + 2)):
+            code.store_vector(value, u, code.plus(place, number(x * apart(c * o))))
 
     with code.every_piece() as piece:
         first, last = code.share(number(o // WIDTH), piece)
@@ -58,38 +53,55 @@ def _routine(o: int, c: int, backwards: bool) -> Code:
             rows = [(code.plus(out, number(i)), code.plus(at, number(i))) for i in range(WIDTH)]
             if backwards:
                 for row, _ in rows:
-                    store(_sums(code, loaded(row, at)[::-1]), code.plus(code.times(row, c), at))
+                    store(loaded(row, at)[::-1], panel_place(code, o, c, row, at))
             else:
                 by_output = [loaded(row, at) for row, _ in rows]
-                by_tap = [_transposed(code, [of_row[tap] for of_row in by_output]) for tap in range(9)]
+                by_tap = [transposed(code, [of_row[tap] for of_row in by_output]) for tap in range(9)]
                 for i, (_, channel) in enumerate(rows):
-                    store(_sums(code, [of_tap[i] for of_tap in by_tap]), code.plus(code.times(channel, o), out))
+                    store([of_tap[i] for of_tap in by_tap], panel_place(code, c, o, channel, out))
     return code
 
 
-def _sums(code: Code, taps: Line) -> Line:
-    """Return the 16 transformed values, each summed in the order of the taps and then scaled, which is exact."""
-    found = []
-    for row in matrix().tolist():
-        used = [(tap, factor) for tap, factor in zip(taps, row, strict=True) if factor]
-        total, scale = used[0]
-        for tap, factor in used[1:]:
-            total = code.ir.fadd(total, tap) if factor > 0 else code.ir.fsub(total, tap)
-        found.append(total if scale == 1 else code.ir.fmul(total, code.spread(FLOAT(scale), WIDTH)))
-    return found
+def gradient(sums: Tensor, o: int, c: int, side: int) -> Tensor:
+    """Return the gradient of the kernel, (o, 3, 3, c), given those of U.
 
-
-def _transposed(code: Code, rows: Line) -> Line:
-    """Transpose a square of values.
-
-    Every pass interleaves the rows of both halves, which rotates the bits of a value's place (row, column) by one;
-    after as many passes as a column has bits, row and column have changed places.
+    `sums` (pieces, products, c · o and a gap): to be added up.
     """
-    half = WIDTH // 2
-    masks = [
-        ir.Constant(ir.VectorType(INT, WIDTH), [start + k // 2 + k % 2 * WIDTH for k in range(WIDTH)])
-        for start in (0, half)
-    ]
-    for _ in range(WIDTH.bit_length() - 1):
-        rows = [code.ir.shuffle_vector(rows[i], rows[i + half], mask) for i in range(half) for mask in masks]
-    return rows
+    of_taps = sums.new_empty(o, 3, 3, c)
+    routine = _gradient(o, c, side, len(sums))
+    num_pieces = min(o // WIDTH, 4 * torch.get_num_threads())
+    routine(num_pieces, sums, of_taps, sums.new_empty(num_pieces, routine.num_scratch))
+    return of_taps
+
+
+@machine_code
+def _gradient(o: int, c: int, side: int, num_sums: int) -> Code:
+    size = side + 2
+    sizes = {"taps": 9 * WIDTH * WIDTH}
+    code = Code(num_arguments=3)
+    sums, of_taps, scratch = (code.pointer(address, FLOAT) for address in code.arguments)
+
+    def total(x: int, place: Value) -> Value:
+        at = [number((piece * size**2 + x) * apart(c * o)) for piece in range(num_sums)]
+        found = [code.vector(sums, code.plus(place, start), WIDTH) for start in at]
+        return functools.reduce(code.ir.fadd, found)
+
+    with code.every_piece() as piece:
+        first, last = code.share(number(o // WIDTH), piece)
+        taps = scratch_arrays(code, scratch, piece, sizes)["taps"]
+        with (
+            code.loop(code.times(first, WIDTH), code.times(last, WIDTH), WIDTH) as out,
+            code.loop(number(0), number(c), WIDTH) as at,
+        ):
+            with code.loop(number(0), number(WIDTH)) as i:  # the outputs of one channel
+                place = code.plus(code.times(code.plus(at, i), o), out)
+                square = [[total(row * size + column, place) for column in range(size)] for row in range(size)]
+                for tap, value in both_ways(square, lambda line: back_to_weights(code, side, line), range(3)):
+                    code.store_vector(value, taps, code.times(code.plus(number(tap * WIDTH), i), WIDTH))
+            with code.loop(number(0), number(9)) as tap:
+                rows = [code.times(code.plus(code.times(tap, WIDTH), number(i)), WIDTH) for i in range(WIDTH)]
+                for i, value in enumerate(transposed(code, [code.vector(taps, row, WIDTH) for row in rows])):
+                    line = code.plus(code.times(code.plus(out, number(i)), 9), tap)
+                    code.store_vector(value, of_taps, code.plus(code.times(line, c), at))
+    code.num_scratch = scratch_size(sizes)
+    return code
