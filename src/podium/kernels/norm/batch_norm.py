@@ -42,12 +42,12 @@ class BatchNorm(torch.autograd.Function):
         per_piece, num_pieces = _pieces(rows, c)
         factors = _factors(x, weight, bias, norm)
         y = torch.empty_like(x)
-        mask = torch.empty(x.numel() // WIDTH, dtype=_MASK) if relu else None
-        loops.normalised(adds=added is not None, relu=relu)(
+        ctx.adds, ctx.relu = added is not None, _relu(relu, added is not None)
+        mask = torch.empty(x.numel() // WIDTH, dtype=_MASK) if ctx.relu == "kept" else None
+        loops.normalised(adds=ctx.adds, relu=ctx.relu)(
             num_pieces, rows, c, per_piece, x, factors, _or_none(added), y, _or_none(mask)
         )
         ctx.save_for_backward(x, factors, mask)
-        ctx.adds = added is not None
         return y
 
     @staticmethod
@@ -57,22 +57,29 @@ class BatchNorm(torch.autograd.Function):
         dy = channels_last(dy)
         rows, c = x.numel() // x.shape[1], x.shape[1]
         per_piece, num_pieces = _pieces(rows, c)
-        relu, word = mask is not None, _or_none(mask)
+        word = _or_none(mask)
         partial = torch.empty(num_pieces, 2, c)
-        loops.gradient_sums(relu=relu)(num_pieces, rows, c, per_piece, x, factors, dy, word, partial)
+        loops.gradient_sums(relu=ctx.relu)(num_pieces, rows, c, per_piece, x, factors, dy, word, partial)
         of_weight, of_bias, of_sums = torch.empty(c), torch.empty(c), torch.empty(2, c)
         loops.gradient_factors()(-(-c // _CHANNELS), rows, c, num_pieces, partial, factors, of_sums, of_weight, of_bias)
         if not (ctx.needs_input_grad[0] or ctx.adds):
             return None, of_weight, of_bias, None, None, None
         dx = torch.empty_like(x)
         of_added = torch.empty_like(x) if ctx.adds else None
-        loops.gradients(adds=ctx.adds, relu=relu)(
+        loops.gradients(adds=ctx.adds, relu=ctx.relu)(
             num_pieces, rows, c, per_piece, x, factors, of_sums, dy, word, dx, _or_none(of_added)
         )
         return dx, of_weight, of_bias, of_added, None, None
 
 
 _MASK = {8: torch.uint8, 16: torch.int16}[WIDTH]
+
+
+def _relu(follows: bool, adds: bool) -> loops.Relu:
+    """Return how the backward pass knows what ReLU passed."""
+    if not follows:
+        return "none"
+    return "kept" if adds else "found"
 
 
 def _or_none(tensor: Tensor | None) -> Tensor | int:

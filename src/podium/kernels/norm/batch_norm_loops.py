@@ -5,11 +5,13 @@ Values are rows × c, a row being one position of one sample; c is a multiple of
 So no bit depends on the number of threads. Each value is read where it lies, `ROWS` rows side by side, whose sums are
 formed pairwise before they are added to the others.
 
-Where ReLU follows, one bit for each value says whether it passed; `mask` holds WIDTH of them in an integer.
+Where ReLU follows, it is *found* again in the backward pass what it passed, from x. After a sum, it is *kept*: one bit
+for each value, in `mask`, whose integers hold WIDTH of them.
 """
 
 import struct
 from collections.abc import Callable
+from typing import Literal
 
 from llvmlite import ir
 
@@ -25,6 +27,11 @@ OF_X, REST = range(2)
 _DOUBLE = ir.DoubleType()
 _DOUBLES = ir.VectorType(_DOUBLE, WIDTH)
 _BITS = ir.IntType(WIDTH)
+_INTS = ir.VectorType(INT, WIDTH)
+#: a place's word in the mask is that many bits to the right
+_SHIFT = WIDTH.bit_length() - 1
+#: in which way a routine knows where ReLU passed the value
+Relu = Literal["none", "found", "kept"]
 _Work = Callable[[Value, int], None]
 
 
@@ -78,16 +85,25 @@ def _add_to(code: Code, vector: Value, array: Value, at: Value) -> None:
     code.store_vector(code.ir.fadd(code.vector(array, at, WIDTH), vector), array, at)
 
 
-def _passed(code: Code, mask: Value, at: Value, vector: Value) -> Value:
-    """Return the elements that ReLU passed, zero in the places of others.
+def _passed(
+    code: Code, relu: Relu, vector: Value, apart: Value, affine: list[Value], mask: Value, at: Value
+) -> Value:
+    """Return those elements of the vector of gradients that ReLU passed, zero in the places of others.
 
-    By shifts of integers: of a choice, LLVM makes a load of some elements, and such loads are not fetched in advance.
+    `apart`: x - mean; `affine`: scale and shift. By operations on integers: of a choice, LLVM makes a load of only the
+    elements that are chosen, and what such loads need is not fetched in advance.
     """
-    build, ints = code.ir, ir.VectorType(INT, WIDTH)
-    word = build.zext(code.load(mask, build.lshr(at, number(WIDTH.bit_length() - 1))), INT)
-    moved = build.shl(code.spread(word, WIDTH), ir.Constant(ints, [31 - lane for lane in range(WIDTH)]))
-    every_bit = build.ashr(moved, whole(31))
-    return build.bitcast(build.and_(build.bitcast(vector, ints), every_bit), vector.type)
+    build = code.ir
+    if relu == "none":
+        return vector
+    if relu == "found":  # the sign of -y is set where y is above zero
+        y = code.multiply_add(apart, *affine)
+        signs = build.bitcast(build.fsub(constant(0.0), y), _INTS)
+    else:
+        word = build.zext(code.load(mask, build.lshr(at, number(_SHIFT))), INT)
+        signs = build.shl(code.spread(word, WIDTH), ir.Constant(_INTS, [31 - lane for lane in range(WIDTH)]))
+    every_bit = build.ashr(signs, whole(31))
+    return build.bitcast(build.and_(build.bitcast(vector, _INTS), every_bit), vector.type)
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -225,7 +241,7 @@ def factors() -> Code:
 
 
 @machine_code
-def normalised(*, adds: bool, relu: bool) -> Code:
+def normalised(*, adds: bool, relu: Relu) -> Code:
     """Write the routine for y = (x - mean) · scale + shift, plus `added`, zero where ReLU stops it.
 
     The last rows come first: they were the last to be read, and some are still in a cache.
@@ -247,10 +263,10 @@ def normalised(*, adds: bool, relu: bool) -> Code:
                     value = code.multiply_add(code.ir.fsub(code.vector(of_x, at, WIDTH), mean), scale, shift)
                     if adds:
                         value = code.ir.fadd(value, code.vector(more, at, WIDTH))
-                    if relu:
+                    if relu != "none":
                         positive = code.ir.fcmp_unordered(">", value, constant(0.0))  # or not a number: that stays
-                        word = code.ir.bitcast(positive, _BITS)
-                        code.store(word, passes, code.ir.lshr(at, number(WIDTH.bit_length() - 1)))
+                        if relu == "kept":
+                            code.store(code.ir.bitcast(positive, _BITS), passes, code.ir.lshr(at, number(_SHIFT)))
                         value = code.ir.select(positive, value, constant(0.0))
                     code.store_vector(value, out, at)
 
@@ -262,11 +278,11 @@ def normalised(*, adds: bool, relu: bool) -> Code:
 
 
 @machine_code
-def gradient_sums(*, relu: bool) -> Code:
+def gradient_sums(*, relu: Relu) -> Code:
     """Write the routine for partial (pieces, 2, c): Σ g and Σ g (x - mean). The last rows come first."""
     code = Code(num_arguments=8)
     rows, c, per_piece, x, factors, dy, mask, partial = code.arguments
-    of_x, means, of_dy = (code.pointer(address, FLOAT) for address in (x, factors, dy))
+    of_x, by, of_dy = (code.pointer(address, FLOAT) for address in (x, factors, dy))
     passes = code.pointer(mask, _BITS)
     with code.every_piece() as turn:
         piece = code.ir.sub(code.ir.sub(code.num_pieces, number(1)), turn)
@@ -276,13 +292,13 @@ def gradient_sums(*, relu: bool) -> Code:
 
         def work(row: Value, together: int) -> None:
             with code.loop(number(0), c, WIDTH) as channel:
-                mean = code.vector(means, channel, WIDTH)
+                mean, *affine = (code.vector(by, _at(code, kind, c, channel), WIDTH) for kind in (MEAN, SCALE, SHIFT))
                 passed, apart = [], []
                 for k in range(together):
                     at = _at(code, code.plus(row, number(k)), c, channel)
-                    vector = code.vector(of_dy, at, WIDTH)
-                    passed.append(_passed(code, passes, at, vector) if relu else vector)
                     apart.append(code.ir.fsub(code.vector(of_x, at, WIDTH), mean))
+                    vector = code.vector(of_dy, at, WIDTH)
+                    passed.append(_passed(code, relu, vector, apart[k], affine, passes, at))
                 _add_to(code, _sum(code, passed), out, channel)
                 _add_to(code, _sum_products(code, passed, apart), out, _at(code, 1, c, channel))
 
@@ -318,7 +334,7 @@ def gradient_factors() -> Code:
 
 
 @machine_code
-def gradients(*, adds: bool, relu: bool) -> Code:
+def gradients(*, adds: bool, relu: Relu) -> Code:
     """Write the routine for dx = scale · g + of_sums[0] · (x - mean) + of_sums[1]; the gradient of `added` is g."""
     code = Code(num_arguments=10)
     rows, c, per_piece, x, factors, of_sums, dy, mask, dx, of_added = code.arguments
@@ -330,15 +346,14 @@ def gradients(*, adds: bool, relu: bool) -> Code:
 
         def work(row: Value, together: int) -> None:
             with code.loop(number(0), c, WIDTH) as channel:
-                mean, scale = (code.vector(by, _at(code, kind, c, channel), WIDTH) for kind in (MEAN, SCALE))
+                mean, *affine = (code.vector(by, _at(code, kind, c, channel), WIDTH) for kind in (MEAN, SCALE, SHIFT))
                 of_value, rest = (code.vector(sums, _at(code, kind, c, channel), WIDTH) for kind in (OF_X, REST))
                 for k in range(together):
                     at = _at(code, code.plus(row, number(k)), c, channel)
-                    vector = code.vector(of_dy, at, WIDTH)
-                    passed = _passed(code, passes, at, vector) if relu else vector
                     apart = code.ir.fsub(code.vector(of_x, at, WIDTH), mean)
+                    passed = _passed(code, relu, code.vector(of_dy, at, WIDTH), apart, affine, passes, at)
                     value = code.multiply_add(apart, of_value, rest)
-                    code.store_vector(code.multiply_add(passed, scale, value), out, at)
+                    code.store_vector(code.multiply_add(passed, affine[0], value), out, at)
                     if adds:
                         code.store_vector(passed, more, at)
 
