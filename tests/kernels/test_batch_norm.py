@@ -1,11 +1,13 @@
 """Our batch norm, beyond what `test_registry.py` shows of all kernels: statistics, bits, and what it runs with."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from podium.contract import Loss
+from podium.engine.replay import Recorded
 from podium.kernels import registry
 from podium.kernels.install import apply_layout
 from podium.kernels.jit.llvm import WIDTH
@@ -38,7 +40,7 @@ def test_running_statistics_are_those_of_torch(momentum):
     plain, fast = (nn.BatchNorm2d(32, momentum=momentum) for _ in range(2))
     installed(fast)
     for _ in range(3):
-        x = images(4, 32, 20, 20) * 3 + 2
+        x = images(12, 32, 20, 20) * 3 + 2
         plain(x)
         fast(x)
     assert int(fast.num_batches_tracked) == int(plain.num_batches_tracked) == 3
@@ -67,7 +69,7 @@ def test_the_number_of_threads_changes_no_bit():
 
 def test_values_far_from_the_others_cost_about_as_much_precision_as_with_torch():
     torch.manual_seed(0)
-    x = images(4, WIDTH, 40, 41)
+    x = images(12, WIDTH, 40, 41)
     x[0, :, 0, :8] = 1000.0
     exact = nn.BatchNorm2d(WIDTH).double()(x.double())
     errors = [
@@ -92,13 +94,17 @@ def blocks() -> nn.Sequential:
     )
 
 
-@pytest.mark.parametrize("batch", [8, 1])  # the smaller one is left to torch
-def test_networks_give_the_same_with_and_without(batch):
+@pytest.mark.parametrize("batch", [32, 1])  # the smaller one is left to torch
+def test_networks_give_the_same_with_and_without(batch, monkeypatch):
     plain, fast = blocks(), blocks()
     apply_layout(fast, "channels_last")
     image = torch.randn(batch, 3, 24, 24)
+    calls: list[None] = []
+    run = BatchNorm.apply
+    monkeypatch.setattr(BatchNorm, "apply", lambda *args: calls.append(None) or run(*args))
     for model in (plain, fast):
         model(image).square().mean().backward()
+    assert len(calls) == (5 if batch > 1 else 0)
     for (name, own), other in zip(fast.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own.grad, other.grad, rtol=2e-3, atol=1e-5, msg=name)
     for own, other in zip(fast.buffers(), plain.buffers(), strict=True):
@@ -112,7 +118,7 @@ def test_networks_give_the_same_with_and_without(batch):
 def test_a_frozen_norm_passes_gradients_on():
     torch.manual_seed(0)
     plain, fast = nn.BatchNorm2d(32), installed(nn.BatchNorm2d(32))
-    x, grad = images(4, 32, 20, 20), images(4, 32, 20, 20)
+    x, grad = images(12, 32, 20, 20), images(12, 32, 20, 20)
     found = []
     for norm in (plain, fast):
         norm.requires_grad_(False)
@@ -136,6 +142,38 @@ def test_half_precision_weights_keep_statistics_in_single_precision():
     norm = nn.Sequential(nn.BatchNorm2d(32))
     apply_layout(norm, "channels_last")
     apply_precision(PrecisionSection(mode="16.16"), norm)
-    out = norm(images(4, 32, 20, 20))
+    out = norm(images(12, 32, 20, 20))
     assert out.dtype == norm[0].running_mean.dtype == torch.float32
     assert norm[0].weight.dtype != torch.float32
+
+
+def test_recorded_passes_are_replayed_with_the_same_bits():
+    """Statistics move in a replayed pass, too."""
+    torch.manual_seed(0)
+    models = [installed_network() for _ in range(2)]
+    batches = [{"x": images(32, 16, 18, 18)} for _ in range(4)]
+
+    def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Loss:
+        return Loss(model(batch["x"]).square().sum(), 1)
+
+    recorded = Recorded(batches[0], list(models[0].parameters()))
+    recorded.record_backward(recorded.record_forward(lambda batch: loss(models[0], batch)).sum.backward)
+    assert recorded.is_whole
+    for number, batch in enumerate(batches):
+        if number:
+            recorded.forward(batch)
+            recorded.backward()
+        models[1].zero_grad()
+        loss(models[1], batch).sum.backward()
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    for one, other in zip(models[0].buffers(), models[1].buffers(), strict=True):
+        assert torch.equal(one, other)
+
+
+def installed_network() -> nn.Sequential:
+    torch.manual_seed(0)
+    branch = nn.Sequential(nn.BatchNorm2d(16), nn.ReLU(), nn.BatchNorm2d(16))
+    model = nn.Sequential(ResidualBlock(branch, nn.Identity()), nn.BatchNorm2d(16))
+    apply_layout(model, "channels_last")
+    return model

@@ -226,13 +226,13 @@ def _batch_norm() -> list[Case]:
     taken = _of(
         "batch_norm",
         taken=True,
-        one_vector_of_channels=(normed(WIDTH), (4, WIDTH, 40, 41)),
-        odd_rows=(normed(three, momentum=0.3, eps=1e-3), (3, three, 37, 20)),
-        one_position=(normed(256), (130, 256, 1, 1)),
+        one_vector_of_channels=(normed(WIDTH), (12, WIDTH, 40, 41)),
+        odd_rows=(normed(three, momentum=0.3, eps=1e-3), (8, three, 37, 20)),
+        one_position=(normed(256), (520, 256, 1, 1)),
         many_channels=(normed(2048), (2, 2048, 5, 7)),
-        ReLU=(with_relu(three), (3, three, 37, 20)),
-        ReLU_and_many_channels=(with_relu(1024), (2, 1024, 7, 7)),
-        residual=(residual(WIDTH), (8, WIDTH, 31, 20)),
+        ReLU=(with_relu(three), (8, three, 37, 20)),
+        ReLU_and_many_channels=(with_relu(1024), (3, 1024, 7, 7)),
+        residual=(residual(WIDTH), (28, WIDTH, 31, 20)),
     )
     refused = _of(
         "batch_norm",

@@ -85,9 +85,7 @@ def _add_to(code: Code, vector: Value, array: Value, at: Value) -> None:
     code.store_vector(code.ir.fadd(code.vector(array, at, WIDTH), vector), array, at)
 
 
-def _passed(
-    code: Code, relu: Relu, vector: Value, apart: Value, affine: list[Value], mask: Value, at: Value
-) -> Value:
+def _passed(code: Code, relu: Relu, vector: Value, apart: Value, affine: list[Value], mask: Value, at: Value) -> Value:
     """Return those elements of the vector of gradients that ReLU passed, zero in the places of others.
 
     `apart`: x - mean; `affine`: scale and shift. By operations on integers: of a choice, LLVM makes a load of only the
