@@ -18,7 +18,7 @@ WIDE = ["workload.model.layers=1", "workload.model.hidden=256", "workload.model.
 #: workload -> its kernels; a large weight of volumes is copied for checkpoints, too
 USERS = {
     "mnist": ["conv_pool", "jpeg_window"],
-    "cnn": ["winograd", "mirror_normalise"],
+    "cnn": ["winograd", "batch_norm", "mirror_normalise"],
     "cosmology": ["conv3d_stride2", "conv3d_weight_copy"],
     "gpt2": ["attention", "dropout_gelu", "vocabulary", "cross_entropy", "products"],
 }

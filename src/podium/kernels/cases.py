@@ -6,7 +6,7 @@ Two kernels have no cases here: `jpeg_window` is compared with libjpeg-turbo in 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from podium.kernels import registry
 from podium.layers.images import mirrored_and_normalised
 from podium.layers.loss import cross_entropy_sum
+from podium.layers.residual import ResidualBlock
 from podium.layers.transformer import SelfAttention, Words
 
 
@@ -202,6 +203,67 @@ def _weight_copy() -> list[Case]:
     return [small, Case("conv3d_weight_copy", "512 × 256 channels", _Copy, weight(512, 256), real=True)]
 
 
+def _batch_norm() -> list[Case]:
+    from podium.kernels.jit.llvm import WIDTH  # loaded here: the table of cases can be read without it
+
+    def norm(c: int, **keys: object) -> nn.BatchNorm2d:
+        layer = nn.BatchNorm2d(c, **keys)  # type: ignore[arg-type]
+        if layer.affine:
+            nn.init.uniform_(layer.weight, 0.5, 2)
+            nn.init.normal_(layer.bias)
+        return layer
+
+    def normed(c: int, **keys: object) -> Callable[[], nn.Module]:
+        return lambda: nn.Sequential(norm(c, **keys))
+
+    def with_relu(c: int) -> Callable[[], nn.Module]:
+        return lambda: nn.Sequential(norm(c), nn.ReLU(inplace=True))
+
+    def residual(c: int) -> Callable[[], nn.Module]:
+        return lambda: nn.Sequential(ResidualBlock(nn.Sequential(nn.Identity(), norm(c)), nn.Identity()))
+
+    three = 3 * WIDTH
+    taken = _of(
+        "batch_norm",
+        taken=True,
+        one_vector_of_channels=(normed(WIDTH), (12, WIDTH, 40, 41)),
+        odd_rows=(normed(three, momentum=0.3, eps=1e-3), (8, three, 37, 20)),
+        one_position=(normed(256), (520, 256, 1, 1)),
+        many_channels=(normed(2048), (2, 2048, 5, 7)),
+        ReLU=(with_relu(three), (8, three, 37, 20)),
+        ReLU_and_many_channels=(with_relu(1024), (3, 1024, 7, 7)),
+        residual=(residual(WIDTH), (28, WIDTH, 31, 20)),
+    )
+    refused = _of(
+        "batch_norm",
+        taken=False,
+        odd_channels=(normed(12), (64, 12, 16, 16)),
+        no_statistics=(normed(32, track_running_stats=False), (64, 32, 16, 16)),
+        no_parameters=(normed(32, affine=False), (64, 32, 16, 16)),
+        mean_of_all_batches=(normed(32, momentum=None), (64, 32, 16, 16)),
+        no_momentum_and_ReLU=(
+            lambda: nn.Sequential(norm(32, momentum=None), nn.ReLU(inplace=True)),
+            (64, 32, 16, 16),
+        ),
+        small=(with_relu(16), (2, 16, 16, 16)),
+        one_dimension=(lambda: nn.Sequential(nn.BatchNorm1d(32)), (64, 32, 256)),
+    )
+    real = [
+        _real("batch_norm", "ResNet-20's first stage, with its sum", residual(16), 128, 16, 32, 32),
+        _real("batch_norm", "ResNet-50's first stage, with ReLU", with_relu(64), 8, 64, 56, 56),
+    ]
+
+    def far_from_zero(case: Case) -> Case:
+        """Shift the inputs away from zero: a large mean must not cost precision."""
+        return replace(case, inputs=lambda: (case.inputs()[0] * 2 + 5,))
+
+    def as_convolved(case: Case) -> Case:
+        """Give inputs the layout in which convolutions leave them."""
+        return replace(case, inputs=lambda: (case.inputs()[0].contiguous(memory_format=torch.channels_last),))
+
+    return [*map(far_from_zero, (*taken, *refused)), *map(as_convolved, real)]
+
+
 class _Masked(nn.Module):
     """Attention over rows that hold several sequences each."""
 
@@ -351,5 +413,5 @@ def _mirror() -> list[Case]:
 
 def all_cases() -> list[Case]:
     """Return the cases of all kernels; nothing is drawn yet."""
-    makers = (_conv_pool, _winograd, _conv3d, _weight_copy, _attention, _gelu)
+    makers = (_conv_pool, _winograd, _conv3d, _weight_copy, _batch_norm, _attention, _gelu)
     return [case for make in (*makers, _vocabulary, _products, _cross_entropy, _mirror) for case in make()]

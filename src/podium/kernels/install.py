@@ -17,7 +17,7 @@ from podium.layers.transformer import FewRows
 
 Layout = Literal["default", "channels_last"]
 #: kernels that replace single modules; `vocabulary` first takes the linear layers that it is made for
-_OF_MODULES = ("conv3d_stride2", "attention", "dropout_gelu", "vocabulary", "products")
+_OF_MODULES = ("conv3d_stride2", "batch_norm", "attention", "dropout_gelu", "vocabulary", "products")
 
 
 def resolve_layout(choice: Literal["auto"] | Layout, device: torch.device, half: bool) -> Layout:

@@ -94,6 +94,13 @@ KERNELS: dict[str, Kernel] = {
             bit_exact=True,
             needs=("numba",),
         ),
+        Kernel(
+            "batch_norm",
+            "BatchNorm2d in training, with ReLU and the sum of a residual block after it",
+            "podium.kernels.norm.batch_norm",
+            2e-6,
+            parts=("podium.kernels.norm.batch_norm_loops",),
+        ),
         Kernel("attention", "scaled_dot_product_attention with dropout and masks", _WORDS + "attention", 4e-6),
         Kernel("dropout_gelu", "Dropout, and GELU by a hyperbolic tangent", _WORDS + "dropout_gelu", 2e-6),
         Kernel(

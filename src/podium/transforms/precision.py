@@ -44,7 +44,8 @@ def _to_half(model: nn.Module, half: torch.dtype) -> None:
             if param.is_floating_point():
                 param.data = param.data.to(half)
         if isinstance(module, AnyBatchNorm):
-            module.__class__ = _SINGLE_STATISTICS.get(type(module), type(module))  # type: ignore[assignment]
+            single = (own for plain, own in _SINGLE_STATISTICS.items() if isinstance(module, plain))
+            module.__class__ = next(single, type(module))  # type: ignore[assignment]
             continue
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_floating_point():

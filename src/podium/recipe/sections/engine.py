@@ -10,6 +10,7 @@ from podium.recipe.section import Section
 #: rows of the table in `kernels/registry.py`
 KernelName = Literal[
     "attention",
+    "batch_norm",
     "conv3d_stride2",
     "conv3d_weight_copy",
     "conv_pool",

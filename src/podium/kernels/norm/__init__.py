@@ -1,0 +1,1 @@
+"""Batch norm by our own operator."""
