@@ -183,5 +183,7 @@ def test_small_convolutions_of_single_positions_are_products_on_one_thread(num_t
     exact, given = plain.double(), image.detach().double().requires_grad_()
     result = exact(given)
     result.square().sum().backward()
-    for own, other in zip(found, [result.detach(), given.grad, *(param.grad for param in exact.parameters())], strict=True):
+    for own, other in zip(
+        found, [result.detach(), given.grad, *(param.grad for param in exact.parameters())], strict=True
+    ):
         assert float((own - other).abs().max()) <= 4e-6 * float(other.abs().max())
