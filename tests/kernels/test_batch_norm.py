@@ -185,6 +185,22 @@ def test_activations_computed_again_change_no_bit():
         assert torch.equal(one, other)
 
 
+def test_modules_give_the_same_bits_one_by_one():
+    """A hook on any of them leaves the sum and ReLU to torch."""
+    torch.manual_seed(0)
+    x = images(32, 16, 18, 18)
+    together, single = installed_network(), installed_network()
+    for module in single.modules():
+        module.register_forward_hook(lambda _module, _inputs, _output: None)
+    found = []
+    for model in (together, single):
+        given = x.clone().requires_grad_()
+        y = model(given)
+        y.square().sum().backward()
+        found.append([y, given.grad, *(param.grad for param in model.parameters()), *model.buffers()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def installed_network() -> nn.Sequential:
     torch.manual_seed(0)
     branch = nn.Sequential(nn.BatchNorm2d(16), nn.ReLU(), nn.BatchNorm2d(16))
