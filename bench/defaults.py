@@ -34,7 +34,7 @@ CASES = {
 }
 PLAIN = ("workload.data.source=generated", "schedule.warmup=0", "engine.tune=off")
 AS_INSTALLED = "as installed"
-FUSED = ("conv_pool",)
+FUSED = ("conv_pool", "batch_norm")
 WITHOUT_FUSED = f"engine.kernels=[{','.join(name for name in KERNELS if name not in FUSED)}]"
 
 

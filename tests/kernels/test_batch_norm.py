@@ -15,6 +15,7 @@ from podium.kernels.norm.batch_norm import BatchNorm, BatchNorm2d, fits
 from podium.layers.residual import ResidualBlock
 from podium.recipe.sections.precision import PrecisionSection
 from podium.transforms.precision import apply_precision
+from podium.transforms.recompute import apply_recompute
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +170,35 @@ def test_recorded_passes_are_replayed_with_the_same_bits():
         assert torch.equal(one.grad, other.grad)
     for one, other in zip(models[0].buffers(), models[1].buffers(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_activations_computed_again_change_no_bit():
+    torch.manual_seed(0)
+    x = images(32, 16, 18, 18)
+    plain, again = installed_network(), installed_network()
+    apply_recompute([again[0]])
+    for model in (plain, again):
+        model(x.clone().requires_grad_()).square().sum().backward()
+    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    for one, other in zip(plain.buffers(), again.buffers(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_modules_give_the_same_bits_one_by_one():
+    """A hook on any of them leaves the sum and ReLU to torch."""
+    torch.manual_seed(0)
+    x = images(32, 16, 18, 18)
+    together, single = installed_network(), installed_network()
+    for module in single.modules():
+        module.register_forward_hook(lambda _module, _inputs, _output: None)
+    found = []
+    for model in (together, single):
+        given = x.clone().requires_grad_()
+        y = model(given)
+        y.square().sum().backward()
+        found.append([y, given.grad, *(param.grad for param in model.parameters()), *model.buffers()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def installed_network() -> nn.Sequential:
