@@ -30,10 +30,11 @@ from podium.kernels.conv.winograd_tiles import Geometry, tiling_of
 from podium.kernels.conv.winograd_weights import gradient, transformed
 from podium.kernels.jit.llvm import WIDTH
 
-#: Measured on one thread, 8 to 128 samples with 16 to 256 channels and 8² to 56² positions. With AVX-512: 2.3 to 3.1
-#: times as fast as the library's kernels, 1.9 with 256 channels, both for either pass; 1.7 and more for the 11² outputs
-#: of 8 samples. With AVX2: 2.5 to 3.3 times, gradients of kernels 2.8 to 4.8, 1.6 and more for 11². With 512 channels,
-#: the transformed kernel is too large for the caches.
+#: Measured on one thread with 8 to 128 samples, 16 to 256 channels, and 8² to 56² positions. With AVX-512: 2.3 to 3.1
+#: times as fast as the library's kernels, 1.9 with 256 channels, in both passes; 1.7 and more for the 11² outputs of 8
+#: samples, 1.4 and more for one or two; on two threads 1.5 to 2.9, 1.2 and more for 11². With AVX2: 2.5 to 3.3 times,
+#: gradients of kernels 2.8 to 4.8; 1.9 and 2.5 with 256 channels. With 512, whose transformed kernel is too large for
+#: the caches, kernels' gradients are slower than in the library, the rest is as fast.
 _LEAST_CHANNELS, _MOST = 16, 256 * 256
 
 
