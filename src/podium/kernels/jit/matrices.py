@@ -28,6 +28,8 @@ _SLAB = 32 * ROWS
 #: panels that are copied together
 _GROUP = 4
 _STEPS = 4
+#: the most pieces: so many that those with a slab more than others do not matter
+_PIECES_OF_THREAD = 8
 #: multiplications from which a thread gets more than one slab, so that none waits long for another
 _MANY = 1 << 24
 
@@ -43,7 +45,7 @@ def multiply(left: Tensor, right: Tensor, target: Tensor, start: Tensor | None =
     rows, columns = _slabs(m, n, threads if m * n * k < _MANY or threads == 1 else 2 * threads)
     inner = _rounded(-(-k // -(-k // _INNER)), WIDTH)
     num_units = -(-m // rows) * -(-n // columns)
-    num_pieces = min(num_units, 2 * threads)
+    num_pieces = min(num_units, _PIECES_OF_THREAD * threads)
     of_tiles = rows * inner + WIDTH
     of_piece = of_tiles + min(_GROUP * PANEL, columns) * inner + ROWS * PANEL
     _product(by_rows, by_inner)(
