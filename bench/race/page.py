@@ -22,7 +22,7 @@ TOLERANCE = 5e-4
 LEAST_FALL = 0.02
 #: A contender that makes less than this share of the samples/s of both Podium and the fastest other while losses are
 #: compared, or that three others leave behind, is not raced further.
-FAR_BEHIND, MOST_OTHERS = 0.75, 3
+FAR_BEHIND, MOST_OTHERS = 0.6, 3
 
 #: named in the table's heading; rows with another number say so
 _USUALLY_COMPARED = 100

@@ -105,7 +105,7 @@ def test_a_device_that_two_instances_have_taken_is_told_by_all():
 
 
 def test_instances_with_devices_of_two_kinds_do_not_begin():
-    alike = dict.fromkeys(("podium", "torch", "recipe_sha256", "instruction_set", "numerics_variables"), "1")
+    alike = dict.fromkeys(("podium", "torch", "recipe_sha256", "instruction_set", "numerics_variables", "kernels"), "1")
     hellos = [{**alike, "host": host, "device": name} for host, name in (("a", "cuda A100"), ("b", "cuda V100"))]
     with pytest.raises(UserError, match=r"devices differ: cuda A100 on a \(instance 0\), cuda V100 on b"):
         check_hellos(hellos)

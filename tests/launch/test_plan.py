@@ -111,6 +111,7 @@ HELLO = {
     "recipe_sha256": "abc",
     "instruction_set": "AVX2",
     "numerics_variables": "none",
+    "kernels": "none",
     "device": "cpu",
     "host": "a",
 }
@@ -122,6 +123,7 @@ HELLO = {
      ("recipe_sha256", "recipes differ"),
      ("instruction_set", "instruction sets differ"),
      ("numerics_variables", "variables of the environment that change results differ"),
+     ("kernels", "the kernels that engine.kernels leaves out differ: none on a (instance 0), other on b"),
      ("device", "devices differ")],
 )  # fmt: skip
 def test_instances_that_do_not_fit_together_are_told_where_they_differ(key, part):

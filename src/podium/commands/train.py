@@ -17,6 +17,7 @@ from podium.commands.placing import is_range, limits_of, place_instances
 from podium.distributed.instances import Instances
 from podium.distributed.lost import InstanceLost
 from podium.errors import Interrupted, UserError
+from podium.kernels.registry import missing as missing_kernels
 from podium.launch.environment import Place, find_host_index, find_place
 from podium.launch.plan import Limits, plan_launch, ssh_commands
 from podium.launch.secret import take_secret
@@ -310,6 +311,7 @@ def run_as_instance(
             "instruction_set": torch.backends.cpu.get_cpu_capability(),
             "numerics_variables": ", ".join("=".join(pair) for pair in numerics_variables(os.environ).items())
             or "none",
+            "kernels": ", ".join(missing_kernels(recipe.engine.kernels)) or "none",
             "device": device_name(device),
             "device_identity": device_identity(device),
             "instances_per_device": per_device,

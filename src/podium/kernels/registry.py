@@ -154,8 +154,7 @@ _chosen: frozenset[str] | None = None
 def use(choice: Choice) -> None:
     """Use the kernels of `choice`, and no others, in this process from now on."""
     global _chosen
-    names = {"auto": None, "off": frozenset[str]()}
-    _chosen = names[choice] if isinstance(choice, str) else frozenset(choice)
+    _chosen = _names(choice)
     assert chosen() <= KERNELS.keys(), "the recipe knows the names"
     find.cache_clear()
     for kernel in KERNELS.values():
@@ -171,6 +170,11 @@ def use(choice: Choice) -> None:
 def chosen() -> frozenset[str]:
     """Return the kernels that may be used: those of the recipe, or with `auto` all that can pay off on this machine."""
     return _fast_here() if _chosen is None else _chosen
+
+
+def _names(choice: Choice) -> frozenset[str] | None:
+    names = {"auto": None, "off": frozenset[str]()}
+    return names[choice] if isinstance(choice, str) else frozenset(choice)
 
 
 @functools.cache
@@ -200,7 +204,17 @@ def find(name: str) -> Any:
 
 def in_use() -> list[str]:
     """Return the names of the kernels in use that are installed."""
-    return sorted(name for name in chosen() if name in KERNELS and KERNELS[name].is_here())
+    return _installed(chosen())
+
+
+def missing(choice: Choice) -> list[str]:
+    """Return the names of the kernels that a recipe's choice does not use here."""
+    names = _names(choice)
+    return sorted(KERNELS.keys() - _installed(_fast_here() if names is None else names))
+
+
+def _installed(names: frozenset[str]) -> list[str]:
+    return sorted(name for name in names if name in KERNELS and KERNELS[name].is_here())
 
 
 def _has(module: str) -> bool:

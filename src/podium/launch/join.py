@@ -41,10 +41,11 @@ _MUST_AGREE = {
     "recipe_sha256": "recipes",
     "instruction_set": "instruction sets",
     "numerics_variables": "variables of the environment that change results",
+    "kernels": "the kernels that engine.kernels leaves out",
     "device": "devices",
 }
 #: those whose values are told up to 60 characters; a checksum is told shorter
-_IN_WORDS = ("numerics_variables", "device")
+_IN_WORDS = ("numerics_variables", "kernels", "device")
 
 
 @dataclass(frozen=True)

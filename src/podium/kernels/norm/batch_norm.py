@@ -2,7 +2,7 @@
 one operator. `kernels/install.py` applies it to single modules, `kernels/fusing.py` to several.
 
 Memory limits all of these. One after the other, torch's operators read and write the values sixteen times in a forward
-and backward pass with a ReLU, here it is ten times; and torch's gradient of batch norm is far from what memory allows.
+and backward pass with a ReLU, here it is ten times.
 
     forward    mean and variance of x (one pass), y = relu((x - mean) · scale + shift + added) (another)
     backward   g = dy where ReLU passed;  Σ g and Σ g (x - mean) (one pass), dx and, for the summand, g (another)
