@@ -93,9 +93,10 @@ def _sgemm() -> tuple[bool | None, str]:
 def _kernels() -> tuple[bool | None, str]:
     """Which of our own operators training uses here, and on how many threads."""
     names = registry.in_use()
-    missing = sorted(registry.KERNELS.keys() - set(names))
+    missing, slower = sorted(registry.chosen() - set(names)), sorted(registry.KERNELS.keys() - registry.chosen())
     text = f"{len(names)} of {len(registry.KERNELS)} in use"
     text += f" ({', '.join(names)})" if not missing else f"; torch does the work of {', '.join(missing)}"
+    text += f"; those of torch are as fast here as {', '.join(slower)}" if slower else ""
     if not any("llvmlite" in registry.KERNELS[name].needs for name in names):
         return None, f"{text}: llvmlite, which compiles them, is not installed"
     from podium.kernels.jit.routine import has_threads
