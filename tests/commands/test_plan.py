@@ -116,6 +116,6 @@ def test_parts_are_measured_by_real_instances_and_remembered(state):
     parts = components.recall(load_recipe(name, words))
     assert parts is not None
     assert parts.gradient_bytes > 0
-    assert all(0 < times.pass_s <= times.first_s for times in parts.times.values())
+    assert all(0 < times.pass_s <= 2 * times.first_s for times in parts.times.values())
     again = podium_here("plan", name, *words, "replicas=2", "--instances", 2)
     assert again.stdout == done.stdout

@@ -98,12 +98,15 @@ def _of_device(leaf: Any) -> bool:
     return isinstance(leaf, FakeTensor) or (isinstance(leaf, torch.device) and leaf.type == "cuda")
 
 
+_PACKAGE = f"{Path(devices.__file__).parents[1]}/"
+
+
 def _place() -> str:
     frame = sys._getframe()
     while frame := frame.f_back:
         name = frame.f_code.co_filename
-        if "/podium/" in name and "/tests/" not in name:
-            return f"{name.rpartition('/podium/')[2]} {frame.f_code.co_name}"
+        if name.startswith(_PACKAGE):  # not by the word alone: checkouts are called podium, too
+            return f"{name.removeprefix(_PACKAGE)} {frame.f_code.co_name}"
     return "elsewhere"
 
 
