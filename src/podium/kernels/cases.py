@@ -357,7 +357,6 @@ def _products() -> list[Case]:
         few_rows=(linear(513, 260), (5, 513)),
         few_outputs=(linear(700, 9), (101, 700)),
     )
-    pointwise = _real("products", "ResNet-50's 1 × 1 on one thread", _conv(256, 64, 1, bias=False), 8, 256, 56, 56)
     refused = _of(
         "products",
         taken=False,
@@ -365,7 +364,7 @@ def _products() -> list[Case]:
         hardly_an_output=(linear(4096, 2), (128, 4096)),
         one_axis=(linear(1024, 1024), (1024,)),
     )
-    return [*taken, *refused, _real("products", "BERT's feed-forward layer", linear(768, 3072), 8, 128, 768), pointwise]
+    return [*taken, *refused, _real("products", "BERT's feed-forward layer", linear(768, 3072), 8, 128, 768)]
 
 
 class _Loss(nn.Module):
