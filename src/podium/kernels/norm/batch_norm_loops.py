@@ -44,11 +44,7 @@ def _piece_rows(code: Code, piece: Value, rows: Value, per_piece: Value) -> tupl
     """Return the first row and the number of rows of a piece."""
     first = code.times(piece, per_piece)
     left = code.ir.sub(rows, first)
-    return first, _smaller(code, left, per_piece)
-
-
-def _smaller(code: Code, left: Value, right: Value) -> Value:
-    return code.ir.select(code.ir.icmp_signed("<", left, right), left, right)
+    return first, code.least(left, per_piece)
 
 
 def _at(code: Code, row: Value | int, c: Value, channel: Value) -> Value:
@@ -117,7 +113,7 @@ def statistics() -> Code:
     with code.every_piece() as piece:
         out = code.pointer(partial, FLOAT, code.times(code.times(piece, 3), c))
         first, num = _piece_rows(code, piece, rows, per_piece)
-        few = _smaller(code, num, number(ROWS))
+        few = code.least(num, number(ROWS))
         share = code.ir.fdiv(constant(1.0), code.spread(code.ir.sitofp(few, FLOAT), WIDTH))
         with code.loop(number(0), c, WIDTH) as channel:
 
